@@ -1,0 +1,1 @@
+"""pdoperator reconciles PDCluster resources: preflight, pods, wiring, status."""

@@ -1,0 +1,107 @@
+"""A rank's card: everything a peer and the operator need to know before KV moves to or from it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pdtransfer.contract.base import Backend, ContractModel, EngineType, Role, content_hash
+from pdtransfer.contract.fingerprint import ModelIdentity, layout_fingerprint, pair_fingerprint
+from pdtransfer.contract.layout import RankLayout
+
+
+class EngineFacts(ContractModel):
+    """Read back from the running engine, not from the flags it was given."""
+
+    type: EngineType
+    version: str
+    backend: Backend = Backend.PDCLUSTER
+    backend_emulated: bool = False
+    """True when the Reference engine only holds itself to the limits of another backend."""
+    nixl_version: str = ""
+    nixl_plugin: str = "UCX"
+    speculative_algorithm: str = ""
+    max_total_tokens: int | None = None
+
+
+class RankCard(ContractModel):
+    """One rank of one engine incarnation in one pod.
+
+    `incarnation` is new at each engine start; every rank of an engine carries the same one.
+    `control` is host:port of the rank's control channel, `bootstrap` what a request names as
+    bootstrap_host:bootstrap_port (prefill only).
+    """
+
+    version: Literal[1] = 1
+    cluster_uid: str
+    pod_uid: str
+    pod_name: str = ""
+    role: Role
+    revision: str = ""
+    incarnation: str
+    model: ModelIdentity
+    layout: RankLayout
+    engine: EngineFacts
+    agent_name: str
+    nixl_metadata: str = ""
+    """base64 of the agent's metadata."""
+    control: str = ""
+    bootstrap: str = ""
+    transports: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    fingerprint: str = ""
+    layout_hash: str = ""
+
+    @property
+    def rank(self) -> int:
+        """Unique rank number within the engine."""
+        return self.layout.coordinates.index
+
+    def sealed(self) -> RankCard:
+        """This card with `fingerprint` and `layout_hash` computed from its own content."""
+        return self.model_copy(
+            update={
+                "fingerprint": pair_fingerprint(self.model, self.layout),
+                "layout_hash": layout_fingerprint(self.layout),
+            }
+        )
+
+    @property
+    def seal_broken(self) -> str | None:
+        """Why the card does not match its own hashes, or None. Such a card is never wired."""
+        if self.fingerprint != pair_fingerprint(self.model, self.layout):
+            return f"fingerprint {self.fingerprint or '(none)'} does not match the card's model and layout"
+        if self.layout_hash != layout_fingerprint(self.layout):
+            return f"layout hash {self.layout_hash or '(none)'} does not match the card's layout"
+        return None
+
+
+class PodCards(ContractModel):
+    """Answer of GET /v1/cards: the ranks of one pod that are alive now.
+
+    `expected_ranks` is how many the engine will have; a pod with fewer cards is still loading
+    (or a rank died). `roster_key`/`roster_hash` tell what the pod holds."""
+
+    version: Literal[1] = 1
+    cluster_uid: str
+    pod_uid: str
+    role: Role
+    incarnation: str = ""
+    expected_ranks: int = Field(default=0, ge=0)
+    cards: tuple[RankCard, ...] = ()
+    roster_term: int = 0
+    roster_counter: int = 0
+    roster_hash: str = ""
+    stale_ranks: tuple[int, ...] = ()
+    """Ranks whose socket is open but whose heartbeat is late: Unreachable, not dead."""
+
+    @property
+    def complete(self) -> bool:
+        """Every rank of the current incarnation has shown its card."""
+        return self.expected_ranks > 0 and len(self.cards) == self.expected_ranks
+
+    @property
+    def digest(self) -> str:
+        """ETag of this answer."""
+        return content_hash(self.model_dump(mode="json"))

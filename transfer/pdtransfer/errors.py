@@ -1,0 +1,95 @@
+"""The transfer module's one error tree. Each names the room, the peer and what was done so far."""
+
+from __future__ import annotations
+
+
+class TransferError(Exception):
+    """Base of all. `reason` is the machine-readable word used in logs, verdicts and HTTP bodies."""
+
+    reason = "TransferError"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        room: int | None = None,
+        peer: str = "",
+        rank: int | None = None,
+        bytes_done: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.room = room
+        self.peer = peer
+        self.rank = rank
+        self.bytes_done = bytes_done
+
+    def __str__(self) -> str:
+        where = [
+            f"room {self.room}" if self.room is not None else "",
+            f"peer {self.peer}" if self.peer else "",
+            f"rank {self.rank}" if self.rank is not None else "",
+            f"{self.bytes_done} bytes done" if self.bytes_done else "",
+        ]
+        tail = ", ".join(w for w in where if w)
+        return f"{self.reason}: {self.message}" + (f" ({tail})" if tail else "")
+
+
+class PeerNotRostered(TransferError):
+    """The request names a peer that no roster wires to this rank."""
+
+    reason = "PeerNotRostered"
+
+
+class PeerReplaced(TransferError):
+    """The peer is now another incarnation."""
+
+    reason = "PeerReplaced"
+
+
+class PeerUnreachable(TransferError):
+    """The peer does not answer, or its connection ended."""
+
+    reason = "PeerUnreachable"
+
+
+class LayoutMismatch(TransferError):
+    """The two layouts can not be mapped, or a page list lies outside the pool."""
+
+    reason = "LayoutMismatch"
+
+
+class StaleRegistration(LayoutMismatch):
+    """The peer's card names no segments or no memory kinds."""
+
+    reason = "StaleRegistration"
+
+
+class DeadlineExceeded(TransferError):
+    """A state's deadline passed."""
+
+    reason = "DeadlineExceeded"
+
+
+class Aborted(TransferError):
+    """One side gave up on purpose."""
+
+    reason = "Aborted"
+
+
+class ChecksumMismatch(TransferError):
+    """Bytes arrived that are not the bytes that were sent."""
+
+    reason = "ChecksumMismatch"
+
+
+class Draining(TransferError):
+    """This rank takes no new transfers."""
+
+    reason = "Draining"
+
+
+class AgentError(TransferError):
+    """NIXL refused or failed; the message carries its class and text."""
+
+    reason = "AgentError"

@@ -1,0 +1,148 @@
+"""What an engine rank sees of the transfer module: three small protocols and their errors.
+
+An engine makes one `Endpoint` per rank over its KV pool, hands its card to the sidecar link and
+feeds rosters back. A decode rank calls `receive`, a prefill rank `send`; both poll or wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from pdtransfer.contract.card import RankCard
+from pdtransfer.contract.verdict import Verdict
+
+
+class TransferState(StrEnum):
+    """Phase of one request on one rank. FAILED and SUCCESS are terminal."""
+
+    WAITING = "Waiting"
+    """Prefill: no decode asked yet. Decode: announced, no byte seen yet."""
+    TRANSFERRING = "Transferring"
+    SUCCESS = "Success"
+    FAILED = "Failed"
+
+
+class ReadyEvent(Protocol):
+    """Awaited before a byte of a chunk is posted or packed."""
+
+    def wait(self, timeout: float) -> bool:
+        """Block until the chunk's bytes are in the pool; False after `timeout` seconds."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Names one attempt to move one request's KV. A retracted request keeps its room and gets a
+    new attempt; both incarnations are checked by the receiver of every message."""
+
+    room: int
+    attempt: int
+    source_incarnation: str
+    destination_incarnation: str
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds. Every state has its own deadline on both sides."""
+
+    waiting: float = 30.0
+    transfer: float = 60.0
+    settle: float = 5.0
+    connect: float = 10.0
+    probe: float = 20.0
+
+
+class Sender(Protocol):
+    """Prefill side of one room on one rank."""
+
+    @property
+    def state(self) -> TransferState: ...
+    @property
+    def error(self) -> Exception | None: ...
+    def chunk(self, pages: Sequence[int], first_page: int, ready: ReadyEvent) -> None:
+        """Hand over finished pages. `pages` are pool page numbers of prompt pages
+        `first_page ...`. May be called before any decode rank asked; never blocks."""
+    def finish(self, metadata: bytes) -> None:
+        """No more chunks. `metadata` (first token, logprobs ...) reaches decode after all bytes."""
+    def abort(self, reason: str) -> None:
+        """Give up; the decode side fails with `Aborted` at once."""
+    def wait(self, timeout: float) -> TransferState:
+        """Block until terminal or `timeout` seconds; never longer than the deadlines."""
+
+
+class Receiver(Protocol):
+    """Decode side of one room on one rank (over all prefill ranks it takes KV from)."""
+
+    @property
+    def state(self) -> TransferState: ...
+    @property
+    def error(self) -> Exception | None: ...
+    @property
+    def metadata(self) -> bytes | None:
+        """The prefill's metadata; never visible before every byte of the request is."""
+    @property
+    def pages_releasable(self) -> bool:
+        """False while a late write may still land in the request's pages."""
+    def abort(self, reason: str) -> None: ...
+    def wait(self, timeout: float) -> TransferState: ...
+
+
+class Endpoint(Protocol):
+    """One rank's transfer module: owns the NIXL agent, the control channel and the peers."""
+
+    @property
+    def card(self) -> RankCard: ...
+    def apply_peers(self, peers: Sequence[RankCard]) -> None:
+        """The whole set of wired peers. Adds, replaces (new incarnation) and removes; returns at
+        once, work goes on in the endpoint's own thread and shows in `verdicts`."""
+    def probe(self, pod_uids: Sequence[str] = ()) -> None: ...
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]: ...
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Called (from any thread) when verdicts or counters changed."""
+    def peers_for(self, bootstrap: str) -> tuple[RankCard, ...]:
+        """Rostered prefill ranks behind `bootstrap` (host:port) that this decode rank reads from;
+        raises PeerNotRostered at once when there is none."""
+    def receive(
+        self, *, room: int, attempt: int, bootstrap: str, pages: Sequence[int], first_page: int = 0,
+        tokens: int,
+    ) -> Receiver: ...
+    def send(self, *, room: int, tokens: int) -> Sender: ...
+    @property
+    def inflight(self) -> int: ...
+    @property
+    def counters(self) -> Mapping[str, float]: ...
+    def drain(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class PoolRegion:
+    """A region of the engine's pool to be registered: address in bytes, one page's size."""
+
+    layer: int
+    kind: str
+    address: int
+    item_bytes: int
+    items: int
+    memory: str = "DRAM"
+    device: int = 0
+
+
+@dataclass(frozen=True)
+class EndpointConfig:
+    """How a rank's endpoint is reachable and protected."""
+
+    listen_host: str = "0.0.0.0"
+    advertise_host: str = "127.0.0.1"
+    control_port: int = 0
+    tls_dir: str | None = None
+    """Folder with ca.crt, tls.crt, tls.key, mutual TLS on the control channel. None: plain text,
+    for tests on one machine only, logged loudly."""
+    server_name: str = "pod.pdcluster.internal"
+    net_devices: str | None = None
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    window_bytes: int = 64 << 20
+    window_ops: int = 16
