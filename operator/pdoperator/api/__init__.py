@@ -1,1 +1,1 @@
-
+"""The PDCluster API: models, names, conditions and CRD generation. Pure."""

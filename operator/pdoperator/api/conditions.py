@@ -1,0 +1,95 @@
+"""Condition types and every reason the operator writes, once. Messages say what to do; reasons are for machines."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ConditionType(StrEnum):
+    """Order is the order of the rollup: Ready carries the first failing child's reason and message."""
+
+    READY = "Ready"
+    COMPATIBLE = "Compatible"
+    FABRIC_READY = "FabricReady"
+    PREFILL_READY = "PrefillReady"
+    DECODE_READY = "DecodeReady"
+    PEERS_WIRED = "PeersWired"
+    KV_TRANSFER_VERIFIED = "KVTransferVerified"
+    ROUTER_READY = "RouterReady"
+    PROGRESSING = "Progressing"
+
+
+class ConditionStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Reason(StrEnum):
+    """Reasons of conditions and of events."""
+
+    # shared
+    AS_EXPECTED = "AsExpected"
+    NOT_REQUIRED = "NotRequired"
+    NOT_OBSERVED_YET = "NotObservedYet"
+    NOT_IMPLEMENTED_YET = "NotImplementedYet"
+    ALL_READY = "AllReady"
+    # Compatible
+    FITS = "Fits"
+    FITS_WITH_WARNINGS = "FitsWithWarnings"
+    DOES_NOT_FIT = "DoesNotFit"
+    WAITING_FOR_CARDS = "WaitingForCards"
+    INVALID_SPEC = "InvalidSpec"
+    # FabricReady
+    TCP_REQUESTED = "TCPRequested"
+    RESOURCE_NOT_OFFERED = "ResourceNotOffered"
+    RESOURCE_EXHAUSTED = "ResourceExhausted"
+    RDMA_NOT_FOUND = "RDMANotFound"
+    SILENT_TCP = "SilentTCP"
+    HOST_STAGED = "HostStaged"
+    FABRIC_VERIFIED = "FabricVerified"
+    # PrefillReady / DecodeReady
+    PODS_READY = "PodsReady"
+    LAUNCHING = "Launching"
+    NOT_LAUNCHED = "NotLaunched"
+    CANNOT_SCHEDULE = "CannotSchedule"
+    CANNOT_PULL_IMAGE = "CannotPullImage"
+    CANNOT_START = "CannotStart"
+    LOADING = "Loading"
+    CRASHING = "Crashing"
+    WAITING_FOR_WIRING = "WaitingForWiring"
+    WIRED_BUT_FAILING = "WiredButFailing"
+    # PeersWired
+    WIRED = "Wired"
+    WIRING = "Wiring"
+    PARTLY_WIRED = "PartlyWired"
+    PEERS_REFUSED = "PeersRefused"
+    PEERS_UNREACHABLE = "PeersUnreachable"
+    STALE_REGISTRATION = "StaleRegistration"
+    INVALID_CARD = "InvalidCard"
+    WRONG_CERTIFICATE = "WrongCertificate"
+    OPERATOR_CANNOT_REACH_PODS = "OperatorCannotReachPods"
+    NOT_MANAGED = "NotManaged"
+    # KVTransferVerified
+    VERIFIED = "Verified"
+    VERIFYING = "Verifying"
+    VERIFICATION_FAILED = "VerificationFailed"
+    BELOW_MIN_BANDWIDTH = "BelowMinBandwidth"
+    # RouterReady
+    ROUTER_READY = "RouterReady"
+    ROUTER_STARTING = "RouterStarting"
+    ROUTER_UNREACHABLE = "RouterUnreachable"
+    ROUTER_HAS_NO_PAIR = "RouterHasNoPair"
+    # Progressing
+    STABLE = "Stable"
+    ROLLING = "Rolling"
+    BACKING_OFF = "BackingOff"
+    BLOCKED = "Blocked"
+    API_FORBIDDEN = "APIForbidden"
+    API_ERROR = "APIError"
+    # events only
+    REFUSED = "Refused"
+    LAUNCHED = "Launched"
+    PEER_REPLACED = "PeerReplaced"
+    RECYCLED = "Recycled"
+    DELETED = "Deleted"

@@ -1,0 +1,146 @@
+"""What decide() wants done. Executed by kube.execute and pods.*; every action is idempotent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdtransfer.contract.roster import Roster
+
+
+@dataclass(frozen=True)
+class CreatePod:
+    """Create-only: a pod of that name that exists is left as it is (409 is success only if it is ours)."""
+
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DeletePod:
+    """Delete with the UID as precondition."""
+
+    name: str
+    uid: str
+    reason: str
+    message: str
+    grace_seconds: int | None = None
+
+
+@dataclass(frozen=True)
+class SetGate:
+    """Server-side apply of the readiness gate's condition to pods/status, with metadata.uid."""
+
+    name: str
+    uid: str
+    status: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Server-side apply of a child (Service, Deployment, NetworkPolicy, PodDisruptionBudget ...)."""
+
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Delete of a child that is no longer wanted."""
+
+    api_version: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class IssueCertificate:
+    """Make (or renew) the pods' certificate and write it to its Secret (create and patch only)."""
+
+    secret_name: str
+    server_name: str
+
+
+@dataclass(frozen=True)
+class WriteRouterKey:
+    """Write the router's worker-API key (derived, never stored by the operator) to its Secret."""
+
+    secret_name: str
+
+
+@dataclass(frozen=True)
+class PutRoster:
+    """PUT to one pod's sidecar. `roster.key` was chosen by decide()."""
+
+    pod_name: str
+    pod_ip: str
+    roster: Roster
+
+
+@dataclass(frozen=True)
+class DesiredWorker:
+    """A worker that a router shall list."""
+
+    url: str
+    worker_type: str
+    bootstrap_port: int | None
+    pairing_protocol: str
+
+
+@dataclass(frozen=True)
+class SetWorkers:
+    """Make one router pod list exactly these workers: `add` those, remove the ids in `remove`."""
+
+    router_pod: str
+    router_ip: str
+    add: tuple[DesiredWorker, ...] = ()
+    remove: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EmitEvent:
+    """A Kubernetes Event on the PDCluster. type: Normal or Warning."""
+
+    type: str
+    reason: str
+    message: str
+
+
+Action = (
+    CreatePod | DeletePod | SetGate | Apply | Delete | IssueCertificate | WriteRouterKey | PutRoster | SetWorkers
+    | EmitEvent
+)
+
+
+@dataclass(frozen=True)
+class PodBackoff:
+    """Recreation history of one replica slot: kept in status, so that an operator restart keeps it."""
+
+    failures: int = 0
+    not_before: float = 0.0
+    last_exit: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one cluster's reconciler carries from one decide() to the next, and may lose: a restart
+    of the operator with an empty Memory must decide the same (it can only be slower to blame)."""
+
+    unreachable_counts: dict[str, int] = field(default_factory=dict)
+    """Pod UID -> consecutive reconciles its sidecar did not answer."""
+    unready_since: dict[str, float] = field(default_factory=dict)
+    incarnations: dict[str, str] = field(default_factory=dict)
+    """Pod UID -> incarnation seen last, for the PeerReplaced event."""
+    stale_since: dict[str, float] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Result of decide(). `status` is the whole status subresource to apply, or None when unchanged."""
+
+    actions: tuple[Action, ...]
+    status: dict[str, Any] | None
+    memory: Memory
+    requeue_after: float
+    """Seconds until the next look when nothing wakes the reconciler earlier."""
