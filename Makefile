@@ -1,0 +1,47 @@
+# Everything a person runs. Each target sets up what it needs on a fresh Debian 12 machine (root, Python 3.11, Go).
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+PY := .venv/bin/python
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE := 1
+
+.PHONY: help setup test check fmt e2e demo clean-demo cluster-up cluster-down tools crds
+
+help: ## This list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+.venv/.ready: pyproject.toml constraints.txt hack/setup.sh hack/requirements.txt
+	@hack/setup.sh
+
+setup: .venv/.ready ## Virtual environment in .venv, packages in the cache
+
+tools: ## Kubernetes, etcd, CoreDNS, Helm and kubectl, built once into the cache
+	@python3 -m e2e.cluster build-tools
+
+test: setup ## Levels 1-3: pure, fakes, real NIXL and a real kube-apiserver (no containers)
+	@python3 -m e2e.cluster build-tools --only etcd,kube-apiserver,kubectl,helm
+	$(PY) -m pytest tests
+
+check: setup ## Format, lint, types, import contracts, CRD drift, chart lint
+	@hack/check.sh
+
+fmt: setup ## Format the code
+	$(PY) -m ruff format . && $(PY) -m ruff check --fix .
+
+crds: setup ## Generate crds/ and the chart's CRD from the pydantic models
+	$(PY) -m pdoperator.api.crd
+
+cluster-up: setup ## Embedded Kubernetes: two nodes, images loaded; prints the kubeconfig's path
+	@$(PY) -m e2e.up
+
+cluster-down: ## Remove the embedded Kubernetes without a trace
+	@python3 -m e2e.cluster down
+
+e2e: setup ## Level 4: the real thing on the embedded cluster (or KUBECONFIG)
+	$(PY) -m pytest e2e/suite
+
+demo: setup ## From nothing to verified KV transfer and equal tokens, in front of your eyes
+	@$(PY) -m e2e.demo
+
+clean-demo: ## Remove everything that `make demo` made
+	@if [ -x $(PY) ]; then $(PY) -m e2e.demo --clean; else python3 -m e2e.cluster down; fi
