@@ -1,0 +1,1 @@
+"""The real thing: an embedded Kubernetes, the demo and the end-to-end suite."""

@@ -1,0 +1,107 @@
+"""Installing the operator with its chart, and delivering the demo's model as a ConfigMap."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e.kit.cluster import Target
+from e2e.kit.shell import ROOT, run, wait_for
+
+SYSTEM = "pdcluster-system"
+RELEASE = "pdcluster"
+MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
+CONFIGMAP_LIMIT = 1 << 20
+"""Bytes: the API server's limit for one ConfigMap."""
+
+
+def operator(target: Target) -> None:
+    """`helm upgrade --install`, and wait until the operator is available."""
+    repository, _, tag = target.image.rpartition(":")
+    run(
+        [
+            target.helm, "--kubeconfig", target.kubectl.kubeconfig, "upgrade", "--install", RELEASE,
+            str(ROOT / "charts" / "pdcluster"), "--namespace", SYSTEM, "--create-namespace",
+            "--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}",
+            "--set", f"defaults.transferImage={target.image}", "--set", f"defaults.routerImage={target.image}",
+            "--wait", "--timeout", "180s",
+        ],
+        timeout=240,
+    )  # fmt: skip
+
+
+def uninstall(target: Target) -> None:
+    """`helm uninstall`; the CRD and the PDClusters stay, as the chart says."""
+    run(
+        [target.helm, "--kubeconfig", target.kubectl.kubeconfig, "uninstall", RELEASE, "--namespace", SYSTEM,
+         "--ignore-not-found", "--wait", "--timeout", "90s"],
+        timeout=120,
+    )  # fmt: skip
+
+
+def namespace(target: Target, name: str) -> None:
+    """Make sure the namespace exists."""
+    target.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
+
+def remove_namespace(target: Target, name: str, *, timeout: float = 120) -> None:
+    """Delete the namespace and wait until it is gone."""
+    target.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
+    wait_for(
+        f"namespace {name} is gone",
+        lambda: target.kubectl.get("namespace", name) is None,
+        timeout=timeout,
+        context=lambda: str(target.kubectl.into(name).get("pods")),
+    )
+
+
+def make_model(folder: Path, *, seed: int = 0) -> Path:
+    """A tiny float32 Llama with random weights and a tokenizer, made on the spot."""
+    run([sys.executable, "-m", "pdtransfer.engines.reference.tiny_model", str(folder), "--seed", str(seed)], timeout=120)
+    return folder
+
+
+def model_config_map(folder: Path, name: str = "tiny-llama") -> dict[str, Any]:
+    """The checkpoint as a ConfigMap: the one volume that works on any cluster without a registry."""
+    data = {f: (folder / f).read_bytes() for f in MODEL_FILES}
+    size = sum(len(b) for b in data.values()) * 4 // 3
+    if size > CONFIGMAP_LIMIT:
+        raise ValueError(f"the model takes {size} bytes in a ConfigMap, the limit is {CONFIGMAP_LIMIT}")
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name},
+        "binaryData": {f: base64.b64encode(b).decode() for f, b in data.items()},
+    }
+
+
+def example(name: str, image: str) -> dict[str, Any]:
+    """examples/NAME.yaml with its image replaced by the one this cluster can run."""
+    manifest: dict[str, Any] = yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text())
+    manifest["metadata"].pop("namespace", None)
+    spec = manifest["spec"]
+    spec["engine"]["image"] = image
+    for section in ("transfer", "router"):
+        if section in spec and "image" in spec[section]:
+            spec[section]["image"] = image
+    return manifest
+
+
+def temporary_model() -> tempfile.TemporaryDirectory[str]:
+    """A folder for `make_model` that goes away by itself."""
+    return tempfile.TemporaryDirectory(prefix="pdcluster-model-")
+
+
+def operator_logs(target: Target, lines: int = 60) -> str:
+    """The operator's last lines, for a failure's context."""
+    done = subprocess.run(
+        target.kubectl.into(SYSTEM).command("logs", "deployment/pdcluster-operator", f"--tail={lines}"),
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    return done.stdout + done.stderr
