@@ -27,7 +27,9 @@ def wait_ready(kubectl: Kubectl, progress: Progress, name: str, timeout: float =
 
     def probe() -> bool:
         ready = kubectl.condition("pdcluster", name, "Ready")
-        progress.say(f"Ready={ready.get('status', '-')} {ready.get('reason', '')}: {ready.get('message', '')}")
+        progress.say(
+            f"Ready={ready.get('status', '-')} {ready.get('reason', '')}: {ready.get('message', '')}"
+        )
         return ready.get("status") == "True"
 
     wait_for(
@@ -35,8 +37,10 @@ def wait_ready(kubectl: Kubectl, progress: Progress, name: str, timeout: float =
         probe,
         timeout=timeout,
         every=0.5,
-        context=lambda: kubectl("describe", "pdcluster", name, check=False)
-        + kubectl("get", "pods", "-o", "wide", check=False),
+        context=lambda: (
+            kubectl("describe", "pdcluster", name, check=False)
+            + kubectl("get", "pods", "-o", "wide", check=False)
+        ),
     )
     return time.monotonic() - start
 
@@ -60,7 +64,9 @@ def demo() -> None:
         kubectl.apply(install.example(NAME, target.image))
         seconds = wait_ready(kubectl, progress, NAME)
     print(f"    from apply to Ready: {seconds:.1f} s")
-    with progress.step(f"Requests: {len(cases)} through the router, compared with a run that is not disaggregated"):
+    with progress.step(
+        f"Requests: {len(cases)} through the router, compared with a run that is not disaggregated"
+    ):
         with kubectl.forward(f"service/{NAME}-router", 30000) as port:
             pairs = requests.compare(f"http://127.0.0.1:{port}", cases)
         for case, answer in pairs:
@@ -79,7 +85,9 @@ def demo() -> None:
     print(f"  export KUBECONFIG={kubectl.kubeconfig} PDCLUSTER_IMAGE={target.image}")
     print(f"  alias kubectl={kubectl.binary}")
     print(f"  kubectl -n {NAMESPACE} get pods,svc -o wide; kubectl -n {NAMESPACE} get events")
-    print(f"  kubectl -n {NAMESPACE} apply -f examples/does-not-fit.yaml; kubectl -n {NAMESPACE} describe pdc does-not-fit")
+    print(
+        f"  kubectl -n {NAMESPACE} apply -f examples/does-not-fit.yaml; kubectl -n {NAMESPACE} describe pdc does-not-fit"
+    )
     print("  kubectl explain pdc.spec")
     print("To clean up: make clean-demo")
 

@@ -63,7 +63,10 @@ def remove_namespace(target: Target, name: str, *, timeout: float = 120) -> None
 
 def make_model(folder: Path, *, seed: int = 0) -> Path:
     """A tiny float32 Llama with random weights and a tokenizer, made on the spot."""
-    run([sys.executable, "-m", "pdtransfer.engines.reference.tiny_model", str(folder), "--seed", str(seed)], timeout=120)
+    run(
+        [sys.executable, "-m", "pdtransfer.engines.reference.tiny_model", str(folder), "--seed", str(seed)],
+        timeout=120,
+    )
     return folder
 
 

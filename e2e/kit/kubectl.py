@@ -61,7 +61,14 @@ class Kubectl:
         return {}
 
     def wait_condition(
-        self, kind: str, name: str, condition: str, status: str = "True", *, reason: str = "", timeout: float = 180
+        self,
+        kind: str,
+        name: str,
+        condition: str,
+        status: str = "True",
+        *,
+        reason: str = "",
+        timeout: float = 180,
     ) -> dict[str, Any]:
         """Wait until the condition has `status` (and `reason`), for the current generation."""
 
@@ -96,7 +103,9 @@ class Kubectl:
             first = out.readline()
             found = re.search(r"127\.0\.0\.1:(\d+)", first)
             if not found:
-                raise CommandFailed(f"kubectl port-forward {target}: {first}{out.read() if process.poll() else ''}")
+                raise CommandFailed(
+                    f"kubectl port-forward {target}: {first}{out.read() if process.poll() else ''}"
+                )
             # Its chatter must be read, or it blocks on a full pipe.
             threading.Thread(target=lambda: [None for _ in out], daemon=True).start()
             yield int(found.group(1))

@@ -47,7 +47,12 @@ def run(
 
 
 def wait_for(
-    what: str, probe: Callable[[], T | None], *, timeout: float, every: float = 0.25, context: Callable[[], str] = str
+    what: str,
+    probe: Callable[[], T | None],
+    *,
+    timeout: float,
+    every: float = 0.25,
+    context: Callable[[], str] = str,
 ) -> T:
     """Call `probe` until it gives a true value; TimeoutError names `what`, with `context()` appended."""
     deadline = time.monotonic() + timeout
