@@ -27,9 +27,7 @@ def wait_ready(kubectl: Kubectl, progress: Progress, name: str, timeout: float =
 
     def probe() -> bool:
         ready = kubectl.condition("pdcluster", name, "Ready")
-        progress.say(
-            f"Ready={ready.get('status', '-')} {ready.get('reason', '')}: {ready.get('message', '')}"
-        )
+        progress.say(f"Ready={ready.get('status', '-')} {ready.get('reason', '')}: {ready.get('message', '')}")
         return ready.get("status") == "True"
 
     wait_for(
@@ -38,8 +36,7 @@ def wait_ready(kubectl: Kubectl, progress: Progress, name: str, timeout: float =
         timeout=timeout,
         every=0.5,
         context=lambda: (
-            kubectl("describe", "pdcluster", name, check=False)
-            + kubectl("get", "pods", "-o", "wide", check=False)
+            kubectl("describe", "pdcluster", name, check=False) + kubectl("get", "pods", "-o", "wide", check=False)
         ),
     )
     return time.monotonic() - start
@@ -64,9 +61,7 @@ def demo() -> None:
         kubectl.apply(install.example(NAME, target.image))
         seconds = wait_ready(kubectl, progress, NAME)
     print(f"    from apply to Ready: {seconds:.1f} s")
-    with progress.step(
-        f"Requests: {len(cases)} through the router, compared with a run that is not disaggregated"
-    ):
+    with progress.step(f"Requests: {len(cases)} through the router, compared with a run that is not disaggregated"):
         with kubectl.forward(f"service/{NAME}-router", 30000) as port:
             pairs = requests.compare(f"http://127.0.0.1:{port}", cases)
         for case, answer in pairs:

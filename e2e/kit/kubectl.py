@@ -103,9 +103,7 @@ class Kubectl:
             first = out.readline()
             found = re.search(r"127\.0\.0\.1:(\d+)", first)
             if not found:
-                raise CommandFailed(
-                    f"kubectl port-forward {target}: {first}{out.read() if process.poll() else ''}"
-                )
+                raise CommandFailed(f"kubectl port-forward {target}: {first}{out.read() if process.poll() else ''}")
             # Its chatter must be read, or it blocks on a full pipe.
             threading.Thread(target=lambda: [None for _ in out], daemon=True).start()
             yield int(found.group(1))

@@ -9,9 +9,7 @@ from e2e.kit.kubectl import Kubectl
 from e2e.suite.conftest import Model
 
 
-def test_answers_equal_the_run_that_is_not_disaggregated(
-    kubectl: Kubectl, quickstart: str, model: Model
-) -> None:
+def test_answers_equal_the_run_that_is_not_disaggregated(kubectl: Kubectl, quickstart: str, model: Model) -> None:
     with kubectl.forward(f"service/{quickstart}-router", 30000) as port:
         pairs = requests.compare(f"http://127.0.0.1:{port}", model.cases)
     assert requests.wrong(pairs) == []
@@ -35,9 +33,7 @@ def test_describe_tells_the_truth(kubectl: Kubectl, quickstart: str) -> None:
 
 
 def test_every_pod_waits_for_its_wiring(kubectl: Kubectl, quickstart: str) -> None:
-    pods = kubectl.get(
-        "pods", selector=f"pdcluster.io/cluster={quickstart},pdcluster.io/role in (prefill,decode)"
-    )
+    pods = kubectl.get("pods", selector=f"pdcluster.io/cluster={quickstart},pdcluster.io/role in (prefill,decode)")
     assert len(pods) == 3
     for pod in pods:
         assert {"conditionType": "pdcluster.io/kv-wired"} in pod["spec"]["readinessGates"]

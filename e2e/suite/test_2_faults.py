@@ -25,9 +25,7 @@ os.kill(max(ranks, key=rss), signal.SIGKILL)
 
 
 def _pods(kubectl: Kubectl, name: str, role: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = kubectl.get(
-        "pods", selector=f"pdcluster.io/cluster={name},pdcluster.io/role={role}"
-    )
+    found: list[dict[str, Any]] = kubectl.get("pods", selector=f"pdcluster.io/cluster={name},pdcluster.io/role={role}")
     return [p for p in found if not p["metadata"].get("deletionTimestamp")]
 
 
@@ -73,9 +71,7 @@ def test_a_killed_rank_comes_back_as_a_new_incarnation_of_the_same_pod(
     def restarts() -> int:
         found = kubectl.get("pod", name)
         assert found["metadata"]["uid"] == uid
-        return int(
-            sum(c["restartCount"] for c in found["status"]["containerStatuses"] if c["name"] == "engine")
-        )
+        return int(sum(c["restartCount"] for c in found["status"]["containerStatuses"] if c["name"] == "engine"))
 
     before = restarts()
     kubectl("exec", name, "-c", "engine", "--", "python3", "-c", KILL_A_RANK)
@@ -87,9 +83,7 @@ def test_a_killed_rank_comes_back_as_a_new_incarnation_of_the_same_pod(
     _exact(kubectl, quickstart, model)
 
 
-def test_restarting_the_operator_moves_nothing(
-    target: Target, kubectl: Kubectl, quickstart: str, model: Model
-) -> None:
+def test_restarting_the_operator_moves_nothing(target: Target, kubectl: Kubectl, quickstart: str, model: Model) -> None:
     def picture() -> dict[str, Any]:
         status = kubectl.get("pdcluster", quickstart)["status"]
         pods = kubectl.get("pods", selector=f"pdcluster.io/cluster={quickstart}")
@@ -105,7 +99,7 @@ def test_restarting_the_operator_moves_nothing(
                 )
                 for p in pods
             ),
-            "services": sorted((s["metadata"]["uid"], s["metadata"]["generation"] if "generation" in s["metadata"] else 0)
+            "services": sorted((s["metadata"]["uid"], s["metadata"].get("generation", 0))
                                for s in kubectl.get("services")),
             "roster": status.get("rosterKey"),
         }  # fmt: skip

@@ -10,9 +10,7 @@ from e2e.kit.kubectl import Kubectl
 from e2e.suite.conftest import Model
 
 
-def test_what_does_not_fit_launches_nothing_and_fixing_it_runs(
-    target: Target, kubectl: Kubectl, model: Model
-) -> None:
+def test_what_does_not_fit_launches_nothing_and_fixing_it_runs(target: Target, kubectl: Kubectl, model: Model) -> None:
     manifest = install.example("does-not-fit", target.image)
     name = manifest["metadata"]["name"]
     kubectl.apply(manifest)

@@ -7,9 +7,7 @@ from e2e.kit.cluster import Target
 from e2e.kit.kubectl import Kubectl
 from e2e.kit.shell import wait_for
 
-CHILDREN = (
-    "pods,services,deployments,replicasets,secrets,networkpolicies,poddisruptionbudgets,controllerrevisions"
-)
+CHILDREN = "pods,services,deployments,replicasets,secrets,networkpolicies,poddisruptionbudgets,controllerrevisions"
 
 
 def _children(kubectl: Kubectl, name: str) -> list[str]:
@@ -17,8 +15,7 @@ def _children(kubectl: Kubectl, name: str) -> list[str]:
     return [
         f"{c['kind']}/{c['metadata']['name']}"
         for c in found
-        if c["metadata"]["name"].startswith(name)
-        or c["metadata"].get("labels", {}).get("pdcluster.io/cluster") == name
+        if c["metadata"]["name"].startswith(name) or c["metadata"].get("labels", {}).get("pdcluster.io/cluster") == name
     ]
 
 
