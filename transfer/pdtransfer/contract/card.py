@@ -77,6 +77,14 @@ class RankCard(ContractModel):
         return None
 
 
+class RefusedRank(ContractModel):
+    """A rank that the sidecar turned away lately. `rank` is None when its line could not be read."""
+
+    rank: int | None = None
+    reason: str
+    message: str
+
+
 class PodCards(ContractModel):
     """Answer of GET /v1/cards: the ranks of one pod that are alive now.
 
@@ -95,6 +103,8 @@ class PodCards(ContractModel):
     roster_hash: str = ""
     stale_ranks: tuple[int, ...] = ()
     """Ranks whose socket is open but whose heartbeat is late: Unreachable, not dead."""
+    refused: tuple[RefusedRank, ...] = ()
+    """Ranks that were turned away in the last seconds (broken seal, other pod ...)."""
 
     @property
     def complete(self) -> bool:

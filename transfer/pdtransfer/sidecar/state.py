@@ -1,0 +1,312 @@
+"""What a sidecar knows of its pod, as frozen data, and the pure transitions between such states.
+
+Each transition takes a state and returns the next one with the effects the caller must carry out
+(lines to send to ranks, connections to close). Nothing here reads a clock or does I/O. Invariants
+(tests/sidecar/test_sidecar_state.py): the roster key never goes back, equal keys mean equal content,
+a new incarnation clears roster and verdicts, a replaced incarnation never comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from pdtransfer.contract.base import Role
+from pdtransfer.contract.card import RankCard
+from pdtransfer.contract.link import Drain, Heartbeat, Hello, Peers, Probe, Refuse, SidecarMessage, Verdicts
+from pdtransfer.contract.roster import Roster, RosterKey, RosterRefusal
+from pdtransfer.contract.verdict import Verdict
+
+STALE_AFTER = 3.0
+"""Seconds without a line from a rank until it counts as stale (six missed heartbeats)."""
+REFUSED_FOR = 30.0
+"""Seconds a refusal is reported after it last happened; a refused rank asks again every few seconds."""
+KEEP_RETIRED = 32
+KEEP_REFUSED = 16
+ZERO = RosterKey(term=0, counter=0)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The pod this sidecar speaks for."""
+
+    cluster_uid: str
+    pod_uid: str
+    role: Role
+    pod_name: str = ""
+    revision: str = ""
+
+
+@dataclass(frozen=True)
+class RankEntry:
+    """One registered rank. `conn` names its connection, `seen` is when its last line came (monotonic)."""
+
+    conn: int
+    card: RankCard
+    seen: float
+    inflight: int = 0
+    quarantined_bytes: int = 0
+    counters: Mapping[str, float] = field(default_factory=dict)
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        return self.card.rank
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A rank that was turned away, and when last. `rank` is None when its line could not be read."""
+
+    rank: int | None
+    reason: str
+    message: str
+    at: float
+
+
+@dataclass(frozen=True)
+class PodState:
+    """Everything the sidecar knows. `key` and `key_hash` outlive the roster they came with: after a
+    new incarnation a cut-off operator must not slip in with an old key."""
+
+    identity: Identity
+    incarnation: str = ""
+    expected_ranks: int = 0
+    ranks: tuple[RankEntry, ...] = ()
+    roster: Roster | None = None
+    key: RosterKey = ZERO
+    key_hash: str = ""
+    draining: bool = False
+    retired: tuple[str, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    revision: int = 0
+    """Goes up with every change that GET /v1/cards could show, except time-dependent ones."""
+
+    def by_conn(self, conn: int) -> RankEntry | None:
+        """The rank registered on this connection."""
+        return next((r for r in self.ranks if r.conn == conn), None)
+
+    @property
+    def roster_hash(self) -> str:
+        """Hash of the roster in force, empty when there is none."""
+        return self.key_hash if self.roster is not None else ""
+
+
+@dataclass(frozen=True)
+class Send:
+    """Write this message to the connection."""
+
+    conn: int
+    message: SidecarMessage
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the connection, after what was sent before."""
+
+    conn: int
+    why: str
+
+
+Effect = Send | Close
+Step = tuple[PodState, tuple[Effect, ...]]
+
+
+def _refusal(state: PodState, hello: Hello) -> tuple[str, str] | None:
+    """(reason, message) why this Hello is not taken, or None."""
+    me, card = state.identity, hello.card
+    if card.cluster_uid != me.cluster_uid:
+        return "OtherCluster", f"the card names PDCluster {card.cluster_uid!r}, this is {me.cluster_uid!r}"
+    if card.pod_uid != me.pod_uid:
+        return "OtherPod", f"the card names pod {card.pod_uid!r}, this is {me.pod_uid!r}"
+    if card.role is not me.role:
+        return "OtherRole", f"the engine runs as {card.role.value}, the pod is {me.role.value}"
+    if not card.incarnation:
+        return "NoIncarnation", "the card names no incarnation"
+    if card.incarnation in state.retired:
+        return "OldIncarnation", f"incarnation {card.incarnation} was replaced by {state.incarnation}"
+    if (broken := card.seal_broken) is not None:
+        return "SealBroken", broken
+    if card.incarnation == state.incarnation and state.ranks:
+        if hello.expected_ranks != state.expected_ranks:
+            return "ExpectedRanksDiffer", (
+                f"rank {card.rank} expects {hello.expected_ranks} ranks in this pod, "
+                f"the others expect {state.expected_ranks}"
+            )
+        others = [r for r in state.ranks if r.rank != card.rank]
+        if len(others) >= state.expected_ranks:
+            return "TooManyRanks", (
+                f"rank {card.rank} is one more than the {state.expected_ranks} expected "
+                f"(registered: {', '.join(str(r.rank) for r in others)})"
+            )
+    return None
+
+
+def hello(state: PodState, conn: int, message: Hello, now: float) -> Step:
+    """A rank shows its card (first line, or again when its card changed)."""
+    card = message.card
+    if (why := _refusal(state, message)) is not None:
+        state, effects = refuse(state, conn, card.rank, why[0], why[1], now)
+        return closed(state, conn), effects
+    out: list[Effect] = []
+    if card.incarnation != state.incarnation:
+        out += [Close(r.conn, f"replaced by incarnation {card.incarnation}") for r in state.ranks if r.conn != conn]
+        retired = (*state.retired, state.incarnation) if state.incarnation else state.retired
+        state = replace(
+            state,
+            incarnation=card.incarnation,
+            ranks=(),
+            roster=None,
+            retired=retired[-KEEP_RETIRED:],
+        )
+    out += [
+        Close(r.conn, f"rank {card.rank} connected again")
+        for r in state.ranks
+        if r.rank == card.rank and r.conn != conn
+    ]
+    before = state.by_conn(conn)
+    entry = RankEntry(conn=conn, card=card, seen=now)
+    if before is not None and before.rank == card.rank:
+        entry = replace(before, card=card, seen=now)
+    kept = [r for r in state.ranks if r.rank != card.rank and r.conn != conn]
+    state = replace(
+        state,
+        expected_ranks=message.expected_ranks,
+        ranks=tuple(sorted([*kept, entry], key=lambda r: r.rank)),
+        refused=tuple(r for r in state.refused if r.rank != card.rank),
+        revision=state.revision + 1,
+    )
+    if state.roster is not None:
+        out.append(Send(conn, _peers(state.roster, state.key_hash, card.rank)))
+    if state.draining:
+        out.append(Send(conn, Drain()))
+    return state, tuple(out)
+
+
+def refuse(state: PodState, conn: int, rank: int | None, reason: str, message: str, now: float) -> Step:
+    """Turn a connection away with a reason, and remember it for /v1/cards and /readyz."""
+    others = [
+        r
+        for r in state.refused
+        if (r.rank, r.reason, r.message) != (rank, reason, message) and now - r.at < REFUSED_FOR
+    ]
+    refused = (*others, Refused(rank, reason, message, now))[-KEEP_REFUSED:]
+    state = replace(state, refused=refused, revision=state.revision + 1)
+    return state, (Send(conn, Refuse(reason=reason, message=message)), Close(conn, reason))
+
+
+def heartbeat(state: PodState, conn: int, message: Heartbeat, now: float) -> PodState:
+    """Still alive. From a connection that is not registered: nothing."""
+    return _update(
+        state,
+        conn,
+        seen=now,
+        inflight=message.inflight,
+        quarantined_bytes=message.quarantined_bytes,
+        counters=message.counters,
+    )
+
+
+def verdicts(state: PodState, conn: int, message: Verdicts, now: float) -> PodState:
+    """The rank's verdicts, whole. Those that speak for another rank or incarnation are dropped."""
+    entry = state.by_conn(conn)
+    if entry is None:
+        return state
+    own = tuple(v for v in message.verdicts if v.rank == entry.rank and v.incarnation == entry.card.incarnation)
+    return _update(state, conn, seen=now, verdicts=own)
+
+
+def _update(state: PodState, conn: int, **changes: object) -> PodState:
+    if state.by_conn(conn) is None:
+        return state
+    ranks = tuple(replace(r, **changes) if r.conn == conn else r for r in state.ranks)  # type: ignore[arg-type]
+    return replace(state, ranks=ranks)
+
+
+def closed(state: PodState, conn: int) -> PodState:
+    """The connection ended: its card is gone. Incarnation and roster stay, the rank may come back."""
+    if state.by_conn(conn) is None:
+        return state
+    ranks = tuple(r for r in state.ranks if r.conn != conn)
+    return replace(state, ranks=ranks, revision=state.revision + 1)
+
+
+def _peers(roster: Roster, digest: str, rank: int) -> Peers:
+    return Peers(
+        term=roster.key.term,
+        counter=roster.key.counter,
+        roster_hash=digest,
+        peers=roster.peers.get(rank, ()),
+    )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The roster is in force now. `changed` is False when it already was (nothing to do or keep)."""
+
+    state: PodState
+    effects: tuple[Effect, ...]
+    changed: bool
+
+
+Reason = Literal["LowerKey", "SameKeyOtherContent", "OtherPod", "OtherIncarnation", "OtherCluster"]
+
+
+def put_roster(state: PodState, roster: Roster, digest: str) -> Taken | RosterRefusal:
+    """Take a roster written by the operator, or say why not. `digest` is `roster.hash`."""
+
+    def no(reason: Reason, message: str) -> RosterRefusal:
+        return RosterRefusal(
+            reason=reason,
+            message=message,
+            term=state.key.term,
+            counter=state.key.counter,
+            hash=state.roster_hash,
+            incarnation=state.incarnation,
+        )
+
+    me = state.identity
+    if roster.cluster_uid != me.cluster_uid:
+        return no("OtherCluster", f"the roster is for PDCluster {roster.cluster_uid}, this is {me.cluster_uid}")
+    if roster.pod_uid != me.pod_uid:
+        return no("OtherPod", f"the roster is for pod {roster.pod_uid}, this is {me.pod_uid}")
+    if not state.incarnation:
+        return no("OtherIncarnation", "no engine rank has registered yet")
+    if roster.incarnation != state.incarnation:
+        return no(
+            "OtherIncarnation",
+            f"the roster is for incarnation {roster.incarnation}, the engine is {state.incarnation}",
+        )
+    if roster.key < state.key:
+        return no("LowerKey", f"key {_text(roster.key)} is lower than {_text(state.key)}, which is held")
+    if roster.key == state.key and state.key_hash:
+        if digest != state.key_hash:
+            return no("SameKeyOtherContent", f"key {_text(roster.key)} is held with other content")
+        return Taken(state, (), changed=False)
+    sends = tuple(Send(r.conn, _peers(roster, digest, r.rank)) for r in state.ranks)
+    after = replace(state, roster=roster, key=roster.key, key_hash=digest, revision=state.revision + 1)
+    return Taken(after, sends, changed=True)
+
+
+def _text(key: RosterKey) -> str:
+    return f"({key.term}, {key.counter})"
+
+
+def drain(state: PodState) -> Step:
+    """Refuse new transfers from now on; final for this pod, whatever engine runs in it."""
+    return replace(state, draining=True), tuple(Send(r.conn, Drain()) for r in state.ranks)
+
+
+def probe(state: PodState, pod_uids: tuple[str, ...]) -> Step:
+    """Ask every rank to probe these peers again (all when empty)."""
+    return state, tuple(Send(r.conn, Probe(pod_uids=pod_uids)) for r in state.ranks)
+
+
+def restored(identity: Identity, roster: Roster | None, digest: str, draining: bool) -> PodState:
+    """State of a sidecar that starts, with what its predecessor in this pod had kept. The roster is in
+    force again only if the ranks that register carry the same incarnation."""
+    state = PodState(identity=identity, draining=draining)
+    if roster is None or (roster.cluster_uid, roster.pod_uid) != (identity.cluster_uid, identity.pod_uid):
+        return state
+    return replace(state, incarnation=roster.incarnation, roster=roster, key=roster.key, key_hash=digest)
