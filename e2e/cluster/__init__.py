@@ -1,0 +1,1 @@
+"""An embedded Kubernetes for end-to-end tests: the real programs, no container engine."""

@@ -1,0 +1,201 @@
+"""Brings the cluster up, tells how it is, and gives access to it."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import (
+    addons,
+    addressing,
+    containerd,
+    control_plane,
+    credentials,
+    debian,
+    fabric,
+    image_set,
+    nodes,
+    shares,
+    state,
+    teardown,
+)
+from . import tools as tools_module
+from .addressing import NodeAddresses
+from .errors import ClusterError
+from .kube import ApiError, KubeClient, wait_for
+from .paths import Layout
+from .processes import Processes
+from .state import Settings
+from .tools import Tools
+
+Say = Callable[[str], None]
+_AGAIN = "run `python3 -m e2e.cluster down`, then `up` again"
+
+
+@dataclass(frozen=True)
+class Health:
+    """What a cluster lacks to be of use; all empty when it's well."""
+
+    dead: list[str] = field(default_factory=list)
+    trouble: list[str] = field(default_factory=list)
+
+    @property
+    def well(self) -> bool:
+        return not self.dead and not self.trouble
+
+
+class Cluster:
+    """One embedded cluster, found by its state folder."""
+
+    def __init__(self, layout: Layout, say: Say) -> None:
+        self.layout = layout
+        self.processes = Processes(layout)
+        self._say = say
+
+    def up(self, count: int) -> None:
+        """Brings the cluster up, or mends it; does nothing where it is well."""
+        wanted = addressing.nodes(count)
+        debian.check_host()
+        with state.locked(self.layout):
+            settings = state.load(self.layout)
+            if settings is not None and self._keep(settings, count):
+                return
+            debian.ensure_packages(self._say)
+            tools = tools_module.ensure_tools(self._say)
+            self.layout.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            settings = state.load(self.layout) or Settings(count, fabric.free_port(), tools.key)
+            settings.save(self.layout)
+            self._start(wanted, settings, tools)
+
+    def _keep(self, settings: Settings, count: int) -> bool:
+        """Whether what is there is well; takes it away where it can't be mended."""
+        health = self.health(settings)
+        core = {fabric.PROCESS, control_plane.ETCD}
+        core |= {node.name for node in addressing.nodes(settings.nodes)}
+        if core & set(health.dead):
+            self._say(f"the cluster is half up ({', '.join(health.dead)} ended): starting anew")
+            teardown.down(self.layout)
+            return False
+        if settings.nodes != count:
+            raise ClusterError(f"the cluster is up with {settings.nodes} nodes, not {count}", hint=_AGAIN)
+        if not health.well:
+            self._say(f"mending the cluster: {', '.join(health.dead + health.trouble)}")
+        return health.well
+
+    def _start(self, every: Sequence[NodeAddresses], settings: Settings, tools: Tools) -> None:
+        layout, processes = self.layout, self.processes
+        credentials.ensure(layout, every, settings.port)
+        fabric.ensure(layout, processes)
+        fabric.ensure_relay(layout, processes, settings.port)
+        born = [node for node in every if nodes.start_namespaces(layout, processes, node, every)]
+        # The nodes' container runtimes and the control plane don't wait for each other.
+        with ThreadPoolExecutor() as pool:
+            prepared = pool.submit(self._prepare_nodes, born, every, tools)
+            control_plane.start(layout, processes, tools)
+            prepared.result()
+        for node in every:
+            nodes.start_kubelet(layout, processes, tools, node)
+        client = KubeClient(layout.kubeconfig)
+        addons.apply_dns(layout, tools)
+        names = [node.name for node in every]
+        wait_for(
+            "the nodes to register and be Ready",
+            lambda: addons.nodes_ready(client, every),
+            timeout=90,
+            log=layout.log(f"kubelet-{names[0]}"),
+            hint=f"see also the other kubelets' logs in {layout.logs}; {_AGAIN}",
+            alive=lambda: all(processes.alive(f"kubelet-{name}") for name in names),
+        )
+        nodes.start_kube_proxies(layout, processes, tools, every)
+        addons.describe_nodes(client, every)
+        wait_for(
+            "the cluster's DNS",
+            lambda: addons.dns_available(client),
+            timeout=90,
+            log=layout.log(f"kubelet-{names[0]}"),
+            hint="`python3 -m e2e.cluster kubectl -n kube-system describe pods` says more",
+        )
+
+    def _prepare_nodes(self, born: Sequence[NodeAddresses], every: Sequence[NodeAddresses], tools: Tools) -> None:
+        for node in born:
+            nodes.connect(self.layout, self.processes, node)
+        base = [image_set.pause_image(tools), image_set.dns_image(tools)]
+        image_set.load(self.layout, [node.name for node in every], [*base, image_set.busybox_image()])
+
+    def down(self) -> None:
+        debian.check_host()
+        with state.locked(self.layout):
+            teardown.down(self.layout)
+
+    def settings(self) -> Settings:
+        settings = state.load(self.layout)
+        if settings is None:
+            raise ClusterError("the cluster isn't up", hint="bring it up: `python3 -m e2e.cluster up`")
+        return settings
+
+    def nodes(self) -> list[NodeAddresses]:
+        return addressing.nodes(self.settings().nodes)
+
+    def expected_processes(self, settings: Settings) -> list[str]:
+        names = [node.name for node in addressing.nodes(settings.nodes)]
+        return [
+            *(fabric.PROCESS, fabric.RELAY, control_plane.ETCD, control_plane.API_SERVER),
+            *(control_plane.CONTROLLER_MANAGER, control_plane.SCHEDULER),
+            *names,
+            *(f"kubelet-{name}" for name in names),
+            *(f"kube-proxy-{name}" for name in [*names, fabric.PROCESS]),
+        ]
+
+    def health(self, settings: Settings) -> Health:
+        """A look that takes a few milliseconds."""
+        expected = self.expected_processes(settings)
+        dead = [name for name in expected if not self.processes.alive(name)]
+        trouble: list[str] = []
+        if self.layout.kubeconfig.exists():
+            client = KubeClient(self.layout.kubeconfig)
+            try:
+                if not client.ready():
+                    trouble.append("the API server isn't ready")
+                elif not addons.nodes_ready(client, addressing.nodes(settings.nodes)):
+                    trouble.append("not every node is Ready")
+                elif not addons.dns_available(client):
+                    trouble.append("the DNS isn't available")
+            except (OSError, http.client.HTTPException, ApiError) as error:
+                trouble.append(f"the API server fails: {error}")
+        else:
+            trouble.append("there is no kubeconfig")
+        return Health(dead, trouble)
+
+    def load_image(self, name: str, archives: Sequence[Path]) -> list[str]:
+        """Imports OCI or Docker archives into every node; "-" keeps the names they have."""
+        given = "" if name == "-" else name
+        if given and len(archives) != 1:
+            raise ClusterError("one name fits one archive: use - to keep the archives' own names")
+        loaded: list[str] = []
+        for node in self.nodes():
+            for archive in archives:
+                loaded += containerd.import_image(self.layout.node(node.name), archive.absolute(), given)
+        return sorted(set(loaded))
+
+    def load_project_images(self, folders: image_set.ProjectFolders) -> list[str]:
+        """Shares the folders with the nodes and imports the project's images."""
+        started = time.monotonic()
+        tools = tools_module.ensure_tools(self._say)
+        names = [node.name for node in self.nodes()]
+        for name in names:
+            pid = nodes.init_pid(self.processes, name)
+            shares.ensure_shared(self.layout, name, pid, folders.shared())
+        images = [
+            image_set.pause_image(tools),
+            image_set.busybox_image(),
+            image_set.project_image(folders),
+        ]
+        imported = image_set.load(self.layout, names, images)
+        for line in imported:
+            self._say(f"imported {line}")
+        self._say(f"images ready in {time.monotonic() - started:.1f} s")
+        return [image.name for image in images]

@@ -1,0 +1,3 @@
+module pdcluster.io/e2e/tools/pause
+
+go 1.26
