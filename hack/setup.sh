@@ -28,7 +28,8 @@ fi
 
 if [ ! -x .venv/bin/python ] || [ "$(cat .venv/.layer 2>/dev/null)" != "$layer" ]; then
     rm -rf .venv
-    "$python" -m venv .venv
+    # Without pip and setuptools of its own: those of the layer are pinned, the bundled ones are old.
+    "$python" -m venv --without-pip .venv
     site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     "$layer/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$site/pdcluster-layer.pth"
     echo "$layer" > .venv/.layer
