@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from pdtransfer.contract.base import Backend, ContractModel, EngineType, MemoryKind, Role
 from pdtransfer.contract.geometry import ModelGeometry
 
@@ -32,16 +34,16 @@ class RoleFacts(ContractModel):
     model_revision: str | None = None
     model_dtype: str | None = None
 
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    attention_data_parallel: int = 1
-    context_parallel: int = 1
-    data_parallel: int = 1
+    tensor_parallel: int = Field(default=1, gt=0)
+    pipeline_parallel: int = Field(default=1, gt=0)
+    attention_data_parallel: int = Field(default=1, gt=0)
+    context_parallel: int = Field(default=1, gt=0)
+    data_parallel: int = Field(default=1, gt=0)
     """Plain `--dp-size` (replicas inside one server), not attention DP."""
     dp_attention_flag: bool = False
     """The legacy spelling --dp-size N --enable-dp-attention was used."""
 
-    page_size: int | None = None
+    page_size: int | None = Field(default=None, gt=0)
     kv_dtype: str | None = None
     chunked_prefill_size: int | None = None
     context_length: int | None = None
@@ -68,3 +70,76 @@ class RoleFacts(ContractModel):
     host: str | None = None
     layers: tuple[int, ...] | None = None
     """From cards: layer ids held over all stages."""
+
+    observed: bool = False
+    """Read back from running engines (their cards), not only from a spec."""
+    page_size_requested: int | None = None
+    """The page size that was set, where `page_size` is what the engine really uses."""
+    max_total_tokens: int | None = None
+    """Tokens in the KV pool of one attention-DP rank."""
+    regions_without_memory_kind: int | None = None
+    """From cards: registered regions that name neither VRAM nor DRAM."""
+    draft_model: str | None = None
+    draft_layers: int | None = None
+    """Layers of the draft model's KV (d in the rules)."""
+    optimistic_prefill: bool | None = None
+    all_cp_ranks_transfer: bool | None = None
+    """SGLANG_DISAGGREGATION_ALL_CP_RANKS_TRANSFER."""
+    sampling_mask: bool | None = None
+    """SGLANG_ENABLE_DISAGG_SAMPLING_MASK."""
+    ssm_dtype: str | None = None
+    """Dtype of the recurrent state (--mamba-ssm-dtype)."""
+
+    @property
+    def attention_dp(self) -> int:
+        """Attention DP after the engine rewrote the legacy spelling (rule A1)."""
+        if self.dp_attention_flag and self.data_parallel > 1 and self.attention_data_parallel == 1:
+            return self.data_parallel
+        return self.attention_data_parallel
+
+    @property
+    def attention_tp(self) -> int | None:
+        """Ranks that share one sequence's heads: tp // attention dp // cp. None where that is not
+        whole (rule A2)."""
+        split = self.attention_dp * self.context_parallel
+        return None if self.tensor_parallel % split else self.tensor_parallel // split
+
+    @property
+    def replicas_inside(self) -> int:
+        """Plain data-parallel replicas inside one server."""
+        return 1 if self.dp_attention_flag else self.data_parallel
+
+    def with_launch_defaults(self) -> RoleFacts:
+        """These facts with the engine's fixed defaults (SGLang 0.5.23) where a flag is not set.
+
+        Only for a caller who knows the whole command line and environment, such as the operator
+        that composes them: an absent flag is then a known value, not an unknown one."""
+        defaults = {
+            "decode_radix_cache": False,
+            "hierarchical_cache": False,
+            "decode_offload": False,
+            "hicache_storage_backend": "",
+            "retraction_backup": "",
+            "mixed_chunk": False,
+            "speculative_algorithm": "",
+            "staging_buffer": False,
+            "nixl_backend": "UCX",
+            "bootstrap_port": 8998,
+            "host": "127.0.0.1",
+            "all_cp_ranks_transfer": False,
+            "sampling_mask": False,
+            "optimistic_prefill": False,
+        }
+        unset = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return self.model_copy(update=unset)
+
+
+NO_DRAFT_KV = frozenset({"", "NONE", "NGRAM", "LOOKAHEAD"})
+"""Speculation that keeps no draft KV: none at all, or guesses from the text alone."""
+_ALIASES = {"NEXTN": "EAGLE"}
+
+
+def draft_kv_algorithm(algorithm: str) -> str:
+    """Canonical name of a speculative algorithm that stores draft KV, '' for one that does not."""
+    name = algorithm.strip().upper().replace("-", "_")
+    return "" if name.replace("_", "") in NO_DRAFT_KV else _ALIASES.get(name, name)

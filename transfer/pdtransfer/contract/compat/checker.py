@@ -1,0 +1,123 @@
+"""Runs every rule over the facts of a pair. Pure; never raises for any facts."""
+
+from __future__ import annotations
+
+from pdtransfer.contract.base import Backend, EngineType
+from pdtransfer.contract.compat import (
+    caches,
+    geometry,
+    hostkv,
+    parallelism,
+    speculation,
+    staging,
+    state,
+    transport,
+)
+from pdtransfer.contract.compat.report import Finding, Report, Status
+from pdtransfer.contract.compat.rule import CONSEQUENCE, Hit, NeedsFact, Outcome, Rule
+from pdtransfer.contract.facts import RoleFacts
+
+RULES: tuple[Rule, ...] = (
+    *transport.V.rules,
+    *parallelism.A.rules,
+    *geometry.B.rules,
+    *speculation.C.rules,
+    *state.D.rules,
+    *caches.E.rules,
+    *hostkv.F.rules,
+    *staging.G.rules,
+    *transport.H.rules,
+)
+"""Every rule once, in the order findings are listed."""
+
+CARD_FACTS = frozenset({"memory_kinds", "segments", "regions_without_memory_kind", "max_total_tokens", "layers"})
+"""Facts that only a started rank can tell."""
+
+FLAG_FACTS = frozenset(
+    {
+        "decode_radix_cache",
+        "disable_radix_cache",
+        "hierarchical_cache",
+        "decode_offload",
+        "hicache_storage_backend",
+        "retraction_backup",
+        "mixed_chunk",
+        "staging_buffer",
+        "all_cp_ranks_transfer",
+        "sampling_mask",
+        "optimistic_prefill",
+        "host",
+        "bootstrap_port",
+    }
+)
+"""Facts that a card does not carry: the spec (and what the operator composes) tells them."""
+
+
+def check(prefill: RoleFacts, decode: RoleFacts, backend: Backend | None = None) -> Report:
+    """Whether these two roles fit, rule by rule. `backend` defaults to prefill's."""
+    chosen = backend or prefill.backend
+    findings: list[Finding] = []
+    deferred: list[str] = []
+    for rule in RULES:
+        finding = _decide(rule, prefill, decode, chosen)
+        if finding is None:
+            deferred.append(rule.id)
+        else:
+            findings.append(finding)
+    return Report(backend=chosen, findings=tuple(findings), deferred=tuple(deferred))
+
+
+def _decide(rule: Rule, p: RoleFacts, d: RoleFacts, backend: Backend) -> Finding | None:
+    """The rule's finding; None when only a check at another time can decide it."""
+    if not (rule.applies(p) and rule.applies(d)):
+        return _passed(rule, "does not apply to this engine or version")
+    column = rule.outcome(backend)
+    if column is Outcome.FINE:
+        return _passed(rule, f"no limit of backend {backend.value}")
+    if column is Outcome.START and p.observed and d.observed:
+        return _passed(rule, "both engines started")
+    try:
+        hit = rule.decide(p, d, backend)
+    except NeedsFact as missing:
+        return _unknown(rule, missing)
+    return _passed(rule) if hit is None else _broken(rule, hit, column, p, d, backend)
+
+
+def _passed(rule: Rule, message: str = "") -> Finding:
+    return Finding(rule=rule.id, status=Status.PASS, title=rule.title, message=message)
+
+
+def _unknown(rule: Rule, missing: NeedsFact) -> Finding | None:
+    facts, name = missing.facts, missing.name
+    if name in (FLAG_FACTS if facts.observed else CARD_FACTS):
+        return None
+    when = (
+        "state it in the spec, or it is known once the engine has started and shows its card"
+        if name not in FLAG_FACTS
+        else "state it in the spec; cards do not tell it"
+    )
+    return Finding(
+        rule=rule.id,
+        status=Status.UNKNOWN,
+        title=rule.title,
+        message=f"{rule.title}: {facts.role.value}'s {name.replace('_', ' ')} is not known.",
+        action=when,
+        needs=f"{facts.role.value}.{name}",
+    )
+
+
+def _broken(rule: Rule, hit: Hit, column: Outcome, p: RoleFacts, d: RoleFacts, backend: Backend) -> Finding:
+    outcome = hit.outcome or column
+    emulated = backend is not Backend.PDCLUSTER and EngineType.REFERENCE in (p.engine, d.engine)
+    message = f"{hit.problem}. {hit.consequence or CONSEQUENCE[outcome]}"
+    if emulated:
+        message += f" (Emulated: the Reference engine holds itself to the limits of SGLang's {backend.value} backend.)"
+    return Finding(
+        rule=rule.id,
+        status=Status.WARN if outcome.tolerable else Status.FAIL,
+        title=rule.title,
+        message=message,
+        action=hit.change or rule.change,
+        severity=outcome.value,
+        emulated=emulated,
+    )

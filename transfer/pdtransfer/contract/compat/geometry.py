@@ -1,0 +1,201 @@
+"""Family B: pages, dtypes and the model's shape on the two sides."""
+
+from __future__ import annotations
+
+from pdtransfer.contract.base import Backend
+from pdtransfer.contract.compat.parallelism import geometry_of, sizes
+from pdtransfer.contract.compat.rule import Family, Hit, Outcome, attention_tp, columns, every, known
+from pdtransfer.contract.facts import RoleFacts
+
+B = Family()
+_REFUSED = "Pages can not be mapped; the handshake refuses the peer."
+
+
+@B.rule(
+    "B1",
+    "Page sizes are equal",
+    columns(Outcome.REQ, Outcome.DCRASH, Outcome.DCRASH),
+    needs=("page_size",),
+    change="set kvCache.pageSize; if the engine rewrote it, choose a size (and an attention backend) that "
+    "both roles keep",
+)
+def b1(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    ours, theirs = known(p.page_size, p, "page_size"), known(d.page_size, d, "page_size")
+    if ours == theirs:
+        return None
+    return Hit(
+        f"prefill page size is {ours}, decode page size is {theirs}",
+        consequence=_REFUSED if backend is Backend.PDCLUSTER else "",
+    )
+
+
+@B.rule(
+    "B2",
+    "The engine keeps the page size that was set",
+    every(Outcome.NORM),
+    needs=("page_size", "page_size_requested"),
+    change="set kvCache.pageSize to the value the attention backend uses, or pin the attention backend",
+)
+def b2(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    for facts in (p, d):
+        asked, used = facts.page_size_requested, facts.page_size
+        if facts.observed and asked is not None and used is not None and asked != used:
+            return Hit(
+                f"{facts.role.value} was given page size {asked} and uses {used}",
+                consequence="The attention backend rewrote it.",
+            )
+    return None
+
+
+@B.rule(
+    "B3",
+    "KV dtypes are equal, letter by letter",
+    columns(Outcome.REQ, Outcome.DCRASH, Outcome.DCRASH),
+    needs=("kv_dtype",),
+    change="set kvCache.dtype, so that both roles get the same explicit value",
+)
+def b3(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    ours, theirs = known(p.kv_dtype, p, "kv_dtype"), known(d.kv_dtype, d, "kv_dtype")
+    if ours == theirs:
+        return None
+    return Hit(
+        f"prefill KV dtype is {ours!r}, decode KV dtype is {theirs!r}",
+        consequence=_REFUSED if backend is Backend.PDCLUSTER else "",
+    )
+
+
+@B.rule(
+    "B4",
+    "KV dtype 'auto' means the same on both sides",
+    every(Outcome.WRONG),
+    needs=("kv_dtype", "model_dtype"),
+    change="set kvCache.dtype to an explicit value, or --dtype alike on both roles",
+)
+def b4(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    if known(p.kv_dtype, p, "kv_dtype") != "auto" or known(d.kv_dtype, d, "kv_dtype") != "auto":
+        return None
+    ours, theirs = known(p.model_dtype, p, "model_dtype"), known(d.model_dtype, d, "model_dtype")
+    if ours == theirs:
+        return None
+    return Hit(f"KV dtype is 'auto' on both sides, and prefill's model dtype is {ours}, decode's {theirs}")
+
+
+_SHAPE = (
+    "attention",
+    "layers",
+    "kv_heads",
+    "head_dim",
+    "v_head_dim",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "index_head_dim",
+    "sliding_window_layers",
+    "linear_layers",
+    "kvless_layers",
+)
+
+
+@B.rule(
+    "B7",
+    "Both sides serve the same model",
+    every(Outcome.WRONG),
+    needs=("model_name", "model_revision", "geometry", "layers"),
+    change="serve the same model and revision on both roles",
+)
+def b7(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    for name in ("model_name", "model_revision", "layers"):
+        ours, theirs = getattr(p, name), getattr(d, name)
+        # A revision that neither side states can't be compared; one that only one states can't either.
+        if ours is not None and theirs is not None and ours != theirs:
+            return Hit(f"prefill {_plain(name)} is {_shown(ours)}, decode {_plain(name)} is {_shown(theirs)}")
+    for name in _SHAPE if p.geometry and d.geometry else ():
+        ours, theirs = getattr(p.geometry, name), getattr(d.geometry, name)
+        if ours != theirs:
+            return Hit(f"prefill model has {name} {_shown(ours)}, decode model has {_shown(theirs)}")
+    known(p.model_name, p, "model_name")
+    known(d.model_name, d, "model_name")
+    return None
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _shown(value: object) -> str:
+    """Long layer lists by their count and ends."""
+    if isinstance(value, tuple) and len(value) > 6:
+        return f"{len(value)} layers ({value[0]} .. {value[-1]})"
+    return str(value)
+
+
+@B.rule(
+    "B8",
+    "MXFP8 KV at equal TP only",
+    columns(Outcome.REQ, Outcome.DCRASH, Outcome.DCRASH),
+    needs=("kv_dtype", "geometry", "tensor_parallel"),
+    change="use equal TP, or another KV dtype",
+)
+def b8(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    if known(p.kv_dtype, p, "kv_dtype") != "mxfp8" or attention_tp(p) == attention_tp(d):
+        return None
+    if geometry_of(p, d).latent:
+        return None
+    return Hit(f"{sizes(p, d)} with KV dtype mxfp8, whose scales do not split by head")
+
+
+@B.rule(
+    "B9",
+    "No 4-bit KV",
+    every(Outcome.WRONG),
+    needs=("kv_dtype",),
+    change="use an 8-bit or 16-bit kvCache.dtype",
+)
+def b9(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    for facts in (p, d):
+        dtype = known(facts.kv_dtype, facts, "kv_dtype")
+        if "fp4" in dtype.lower():
+            return Hit(f"{facts.role.value} KV dtype is {dtype!r}: its scale tensors are not transferred")
+    return None
+
+
+@B.rule(
+    "B12",
+    "Prefill chunks are whole pages",
+    every(Outcome.START),
+    needs=("chunked_prefill_size", "page_size"),
+    change="make --chunked-prefill-size a multiple of kvCache.pageSize",
+)
+def b12(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    # -1 switches chunking off, and an engine's own default is a multiple of every page size.
+    if p.chunked_prefill_size is None or p.chunked_prefill_size <= 0:
+        return None
+    page = known(p.page_size, p, "page_size")
+    if p.chunked_prefill_size % page == 0:
+        return None
+    return Hit(f"prefill chunked_prefill_size is {p.chunked_prefill_size}, its page size {page}")
+
+
+@B.rule(
+    "B14",
+    "A prompt that prefill takes fits into decode",
+    every(Outcome.WARN),
+    needs=("context_length", "geometry", "max_total_tokens"),
+    change="set --context-length alike on both roles (within decode's pool)",
+)
+def b14(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    geometry = p.geometry or d.geometry
+    model = geometry.max_context if geometry else None
+    ours, theirs = p.context_length or model, d.context_length or model
+    what = "Decode answers 400 to a prompt that is longer than it takes, and the other side waits for its timeout."
+    if ours != theirs:
+        return Hit(
+            f"prefill context length is {_limit(p, model)}, decode context length is {_limit(d, model)}",
+            consequence=what,
+        )
+    if ours is not None and d.max_total_tokens is not None and d.max_total_tokens < ours:
+        return Hit(f"prompts may have {ours} tokens, decode's KV pool holds {d.max_total_tokens}", consequence=what)
+    return None
+
+
+def _limit(facts: RoleFacts, model: int | None) -> str:
+    return str(facts.context_length or f"the model's own ({model or 'not known here'})")

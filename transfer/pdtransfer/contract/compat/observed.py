@@ -1,0 +1,95 @@
+"""Facts read back from the cards of running ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdtransfer.contract.card import RankCard
+from pdtransfer.contract.facts import RoleFacts
+from pdtransfer.contract.geometry import AttentionKind, GeometryError, ModelGeometry, dtype_bytes
+from pdtransfer.contract.layout import Region, RegionKind
+
+
+def facts_from_cards(cards: Sequence[RankCard], spec: RoleFacts | None = None) -> RoleFacts:
+    """Facts about one engine (a pod, or the pods of one multi-node group) from its ranks' cards.
+
+    What a card does not tell stays unknown, or is taken from `spec`, the facts the engine was
+    launched with. ValueError without cards."""
+    if not cards:
+        raise ValueError("no cards to read facts from")
+    card = cards[0]
+    at = card.layout.coordinates
+    regions = [region for c in cards for region in c.layout.regions]
+    stages = {c.layout.coordinates.pp for c in cards}
+    observed = {
+        "role": card.role,
+        "engine": card.engine.type,
+        "engine_version": card.engine.version or None,
+        "backend": card.engine.backend,
+        "geometry": (spec.geometry if spec else None) or geometry_from_card(card),
+        "model_name": card.model.name,
+        "model_revision": card.model.revision or None,
+        "model_dtype": card.model.dtype,
+        "tensor_parallel": at.tp_size * at.dp_size * at.cp_size,
+        "pipeline_parallel": at.pp_size,
+        "attention_data_parallel": at.dp_size,
+        "context_parallel": at.cp_size,
+        "page_size": card.layout.page_tokens,
+        "page_size_requested": spec.page_size if spec else None,
+        "kv_dtype": card.layout.kv_dtype,
+        "memory_kinds": frozenset(r.memory for r in regions if r.memory is not None),
+        # One rank without regions is enough to lose its heads: the role then has none to speak of.
+        "segments": len(regions) if all(c.layout.regions for c in cards) else 0,
+        "regions_without_memory_kind": sum(r.memory is None for r in regions),
+        "speculative_algorithm": card.engine.speculative_algorithm or card.model.kv_store_speculation,
+        "nixl_backend": card.engine.nixl_plugin or None,
+        "max_total_tokens": card.engine.max_total_tokens,
+        "layers": tuple(sorted({r.layer for r in regions if not r.draft})) if len(stages) == at.pp_size else None,
+        "observed": True,
+    }
+    if spec is None:
+        return RoleFacts.model_validate(observed)
+    return spec.model_copy(update=observed)
+
+
+def geometry_from_card(card: RankCard) -> ModelGeometry | None:
+    """What the card's model identity and regions tell of the geometry; None when too little.
+
+    Layers whose only regions are state count as sliding-window layers: a card does not tell
+    them from recurrent ones, and the spec's rules have seen the model."""
+    layout, model = card.layout, card.model
+    paged = {r.layer for r in layout.regions if r.kind is not RegionKind.STATE and not r.draft}
+    state = {r.layer for r in layout.regions if r.kind is RegionKind.STATE and not r.draft}
+    common = {
+        "layers": model.layers,
+        "sliding_window_layers": tuple(sorted(i for i in state - paged if i < model.layers)),
+        "dtype": model.dtype,
+    }
+    latent = _first(card, RegionKind.LATENT)
+    try:
+        if latent is not None:
+            width = model.head_dim or latent.item_bytes // layout.page_tokens
+            index = _first(card, RegionKind.INDEX)
+            kind = AttentionKind.MLA if index is None else AttentionKind.DSA
+            return ModelGeometry(attention=kind, kv_heads=1, head_dim=width, **common)
+        key = _first(card, RegionKind.KEY)
+        total = model.total_kv_heads or (layout.heads.total if layout.heads else None)
+        head_dim = model.head_dim
+        if head_dim is None and key is not None and layout.heads is not None:
+            element = dtype_bytes(layout.kv_dtype, model.dtype)
+            head_dim = key.item_bytes // (layout.page_tokens * layout.heads.count * element)
+        if total is None or head_dim is None:
+            return None
+        return ModelGeometry(
+            attention=AttentionKind.GQA,
+            kv_heads=total,
+            head_dim=head_dim,
+            v_head_dim=model.v_head_dim,
+            **common,
+        )
+    except (GeometryError, ValueError):
+        return None  # A nonsensical card: the layout rules say what is wrong with it.
+
+
+def _first(card: RankCard, kind: RegionKind) -> Region | None:
+    return next((r for r in card.layout.regions if r.kind is kind and not r.draft), None)

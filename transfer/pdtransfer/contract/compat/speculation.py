@@ -1,0 +1,138 @@
+"""Family C: speculative decoding on one or both sides."""
+
+from __future__ import annotations
+
+from pdtransfer.contract.base import Backend
+from pdtransfer.contract.compat.parallelism import geometry_of, sizes
+from pdtransfer.contract.compat.rule import (
+    SGLANG_ONLY,
+    Family,
+    Hit,
+    Outcome,
+    attention_tp,
+    columns,
+    every,
+    known,
+)
+from pdtransfer.contract.facts import RoleFacts, draft_kv_algorithm
+
+C = Family()
+RADIX_ALGORITHMS = frozenset({"EAGLE", "EAGLE3", "DSPARK"})
+
+
+def _draft(facts: RoleFacts) -> str:
+    """Algorithm that stores draft KV on this side, '' for none."""
+    return draft_kv_algorithm(known(facts.speculative_algorithm, facts, "speculative_algorithm"))
+
+
+def _decode_only(p: RoleFacts, d: RoleFacts) -> bool:
+    return not _draft(p) and bool(_draft(d))
+
+
+@C.rule(
+    "C1",
+    "Draft KV on decode only",
+    columns(pdcluster=Outcome.REQ),
+    needs=("speculative_algorithm",),
+    change="enable the same speculation on prefill, or (without draft KV there) use transfer.backend NIXL",
+)
+def c1(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    if not _decode_only(p, d):
+        return None
+    return Hit(
+        f"decode speculates with {_draft(d)}, which stores draft KV; prefill with "
+        f"{known(p.speculative_algorithm, p, 'speculative_algorithm') or 'none'}",
+        consequence="The fingerprints differ; the handshake refuses the peer.",
+    )
+
+
+@C.rule(
+    "C2",
+    "Draft KV on prefill only",
+    columns(Outcome.REQ, Outcome.PDEAD, Outcome.PDEAD),
+    needs=("speculative_algorithm",),
+    change="disable speculation on prefill, or enable the same on decode",
+)
+def c2(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    if not _draft(p) or _draft(d):
+        return None
+    return Hit(
+        f"prefill speculates with {_draft(p)}, which stores draft KV; decode with "
+        f"{known(d.speculative_algorithm, d, 'speculative_algorithm') or 'none'}, so it has fewer regions",
+        consequence="The fingerprints differ; the handshake refuses the peer." if backend is Backend.PDCLUSTER else "",
+    )
+
+
+@C.rule(
+    "C3",
+    "A deep draft on decode only, at unequal TP",
+    columns(nixl=Outcome.WRONG, mooncake=Outcome.WRONG),
+    needs=("speculative_algorithm", "geometry", "draft_layers", "tensor_parallel"),
+    change="enable the same speculation on prefill, or use equal TP",
+)
+def c3(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    if attention_tp(p) == attention_tp(d) or not _decode_only(p, d) or (g := geometry_of(p, d)).latent:
+        return None
+    # EAGLE drafts have one layer, MTP a few; a draft that is unknown is taken as shallower than the model.
+    if d.draft_layers is None or d.draft_layers < g.layers:
+        return None
+    return Hit(
+        f"{sizes(p, d)}; decode alone has {d.draft_layers} draft layers, the model {g.layers}: "
+        "V is looked for at the wrong region"
+    )
+
+
+@C.rule(
+    "C4",
+    "Draft KV on decode only, with staging at unequal TP",
+    columns(nixl=Outcome.WRONG),
+    needs=("speculative_algorithm", "staging_buffer", "tensor_parallel"),
+    change="enable the same speculation on prefill, or switch the staging buffer off",
+    engines=SGLANG_ONLY,
+)
+def c4(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    if attention_tp(p) == attention_tp(d) or not _decode_only(p, d):
+        return None
+    if not known(p.staging_buffer, p, "staging_buffer") or not known(d.staging_buffer, d, "staging_buffer"):
+        return None
+    return Hit(
+        f"{sizes(p, d)}, staging on both sides, draft KV ({_draft(d)}) on decode only: layers are packed "
+        "without and scattered with the draft's"
+    )
+
+
+@C.rule(
+    "C5",
+    "Both sides speculate alike",
+    every(Outcome.WRONG),
+    needs=("speculative_algorithm", "draft_model"),
+    change="set the same speculative algorithm and draft model on both roles",
+)
+def c5(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    ours, theirs = _draft(p), _draft(d)
+    if not ours or not theirs:
+        return None
+    if ours != theirs:
+        return Hit(f"prefill speculates with {ours}, decode with {theirs}, and both store draft KV")
+    if p.draft_model is not None and d.draft_model is not None and p.draft_model != d.draft_model:
+        return Hit(f"prefill's draft model is {p.draft_model}, decode's {d.draft_model}")
+    return None
+
+
+@C.rule(
+    "C7",
+    "Decode's radix cache with this speculation",
+    every(Outcome.START),
+    needs=("decode_radix_cache", "speculative_algorithm"),
+    change="use EAGLE, EAGLE3 or DSPARK, or drop --disaggregation-decode-enable-radix-cache",
+    engines=SGLANG_ONLY,
+)
+def c7(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    if d.decode_radix_cache is False or d.speculative_algorithm == "":
+        return None
+    name = known(d.speculative_algorithm, d, "speculative_algorithm")
+    if (draft_kv_algorithm(name) or name) in RADIX_ALGORITHMS or not known(
+        d.decode_radix_cache, d, "decode_radix_cache"
+    ):
+        return None
+    return Hit(f"decode has its radix cache on and speculative algorithm {name}")
