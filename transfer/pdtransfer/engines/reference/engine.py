@@ -1,0 +1,176 @@
+"""The leader's engine loop: one thread between the HTTP side, the pure scheduler and the ranks."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+
+from pdtransfer.engines.reference.messages import (
+    Drain,
+    RankFacts,
+    RankFailed,
+    RankReady,
+    StepDone,
+    TransferUpdate,
+)
+from pdtransfer.engines.reference.options import Options
+from pdtransfer.engines.reference.problems import RequestError, SetupError
+from pdtransfer.engines.reference.ranks import RankGroup
+from pdtransfer.engines.reference.requests import Asked, Output
+from pdtransfer.engines.reference.scheduler import Scheduler
+from pdtransfer.engines.reference.wake import Wake
+
+log = logging.getLogger(__name__)
+IDLE_S = 1.0
+STALL_S = 30.0
+Sink = Callable[[Output], None]
+
+
+class Engine:
+    """Takes requests from any thread; every `Output` goes to the sink given with its request."""
+
+    def __init__(self, options: Options, ranks: RankGroup, on_crash: Callable[[str], None]) -> None:
+        self._options = options
+        self._ranks = ranks
+        self._on_crash = on_crash
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake = Wake()
+        self._sinks: dict[str, Sink] = {}
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._beat = time.monotonic()
+        self.facts = _await_ready(ranks, options.load_timeout)
+        self._scheduler = Scheduler(options, min(f.pages for f in self.facts))
+        self.draining = False
+        self._stopping = False
+        self.failed = ""
+
+    def start(self) -> None:
+        """Start the loop."""
+        self._thread.start()
+
+    @property
+    def healthy(self) -> bool:
+        """The loop lives and turns. A long step is no stall: it runs in the ranks."""
+        return not self.failed and self._thread.is_alive() and time.monotonic() - self._beat < STALL_S
+
+    @property
+    def load(self) -> dict[str, int]:
+        """Counts for /get_load and the drain. Read without a lock: each is one attribute."""
+        scheduler = self._scheduler
+        return {
+            "num_reqs": scheduler.live,
+            "num_waiting_reqs": scheduler.queued,
+            "num_held_reqs": scheduler.held,
+            "pages_free": scheduler.allocator.available,
+            "pages_total": scheduler.allocator.total,
+        }
+
+    def submit(self, asked: Asked, sink: Sink) -> None:
+        """Queue a request; refusals come through the sink too."""
+
+        def take() -> None:
+            if asked.rid in self._sinks:
+                sink(Output(asked.rid, error=RequestError("DuplicateRequest", f"rid {asked.rid} is running", 400)))
+                return
+            self._sinks[asked.rid] = sink
+            self._scheduler.add(asked, time.monotonic())
+
+        self._post(take)
+
+    def cancel(self, rid: str, reason: str) -> None:
+        """Give a request up; its pages return when the transfer allows it."""
+        self._post(lambda: self._scheduler.cancel(rid, RequestError("Aborted", reason, 499)))
+
+    def drain(self) -> None:
+        """Refuse new requests (the HTTP side) and new transfers (the ranks)."""
+        self.draining = True
+        self._post(lambda: self._ranks.send(Drain()))
+
+    def stop(self) -> None:
+        """End the loop, before the ranks are told to end."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(IDLE_S)
+
+    def fail(self, text: str) -> None:
+        """Fail what is open: the engine is about to end."""
+        self.failed = text
+        for rid, sink in list(self._sinks.items()):
+            sink(Output(rid, error=RequestError("EngineDied", text, 500)))
+
+    def _post(self, work: Callable[[], None]) -> None:
+        self._inbox.put(work)
+        self._wake.set()
+
+    def _run(self) -> None:
+        try:
+            while not self.failed and not self._stopping:
+                self._turn()
+        except BaseException as error:
+            log.exception("the engine loop ends")
+            self._on_crash(f"engine loop: {type(error).__name__}: {error}")
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        self._beat = now
+        deadline = self._scheduler.next_deadline()
+        timeout = IDLE_S if deadline is None else min(max(deadline - now, 0.0), IDLE_S)
+        for woken in wait([*self._ranks.connections, self._wake.fileno()], timeout):
+            if isinstance(woken, Connection):
+                self._read(woken)
+        self._wake.clear()
+        while True:
+            try:
+                self._inbox.get_nowait()()
+            except queue.Empty:
+                break
+        self._scheduler.plan(time.monotonic())
+        while self._scheduler.commands:
+            self._ranks.send(self._scheduler.commands.popleft())
+        while self._scheduler.outputs:
+            self._deliver(self._scheduler.outputs.popleft())
+
+    def _read(self, connection: Connection[object, object]) -> None:
+        try:
+            message = connection.recv()
+        except (EOFError, OSError):
+            self._on_crash("a rank closed its pipe")
+            return
+        match message:
+            case StepDone():
+                self._scheduler.step_done(message.number, message.sampled, time.monotonic())
+            case TransferUpdate():
+                self._scheduler.transfer_update(message)
+            case RankFailed():
+                self._on_crash(f"rank {message.rank} failed:\n{message.text}")
+
+    def _deliver(self, output: Output) -> None:
+        ended = output.finish is not None or output.error is not None
+        sink = self._sinks.pop(output.rid, None) if ended else self._sinks.get(output.rid)
+        if sink is not None:
+            sink(output)
+
+
+def _await_ready(ranks: RankGroup, timeout: float) -> tuple[RankFacts, ...]:
+    """Facts of every rank once all have loaded; SetupError names what kept one from it."""
+    deadline = time.monotonic() + timeout
+    facts: dict[int, RankFacts] = {}
+    while len(facts) < len(ranks.connections):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise RuntimeError(f"{len(facts)} of {len(ranks.connections)} ranks loaded within {timeout:g} s")
+        for connection in wait(ranks.connections, left):
+            assert isinstance(connection, Connection)
+            try:
+                message = connection.recv()
+            except (EOFError, OSError):
+                raise RuntimeError("a rank died while loading; its log says why") from None
+            if isinstance(message, RankFailed):
+                raise (SetupError if message.setup else RuntimeError)(message.text)
+            if isinstance(message, RankReady):
+                facts[message.rank] = message.facts
+    return tuple(facts[rank] for rank in sorted(facts))

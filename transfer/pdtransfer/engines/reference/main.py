@@ -1,0 +1,149 @@
+"""`pdtransfer-reference`: the leader process. Checks, starts the ranks, serves HTTP, ends as one group.
+
+Exit codes: 0 after SIGTERM, 2 when the flags or the checkpoint are wrong (the text says what to do),
+1 when a rank or the engine died (so that the kubelet starts a new incarnation).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+import uvicorn
+
+from pdtransfer.engines.reference.engine import Engine
+from pdtransfer.engines.reference.http_app import make_app
+from pdtransfer.engines.reference.http_base import Served
+from pdtransfer.engines.reference.messages import Stop
+from pdtransfer.engines.reference.model_config import load_config
+from pdtransfer.engines.reference.options import parse_options
+from pdtransfer.engines.reference.problems import SetupError
+from pdtransfer.engines.reference.ranks import RankGroup
+from pdtransfer.engines.reference.tokenizer import TextCodec
+
+log = logging.getLogger(__name__)
+CRASH_GRACE_S = 0.3
+DRAIN_POLL_S = 0.05
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: SIGTERM drains first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+class _Crash:
+    """Ends the whole group once, from any thread: answers what is open, kills the ranks, exits 1."""
+
+    def __init__(self) -> None:
+        self._once = threading.Lock()
+        self.engine: Engine | None = None
+        self.ranks: RankGroup | None = None
+
+    def __call__(self, text: str) -> None:
+        if not self._once.acquire(blocking=False):
+            return
+        log.critical("the engine ends: %s", text)
+        if self.engine is not None:
+            self.engine.fail(text)
+        threading.Thread(target=self._end, name="crash", daemon=True).start()
+
+    def _end(self) -> None:
+        # A moment for the HTTP side to write its errors; then out, whatever hangs.
+        threading.Event().wait(CRASH_GRACE_S if self.engine is not None else 0.0)
+        if self.ranks is not None:
+            self.ranks.stop()
+        logging.shutdown()
+        os._exit(1)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the engine until SIGTERM."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s leader %(levelname)s %(message)s")
+    try:
+        options = parse_options(argv)
+        config = load_config(options.model_path)
+        config.check_tensor_parallel(options.tp_size)
+        codec = TextCodec(options.model_path, config.vocab)
+    except SetupError as error:
+        return _refuse(error)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    crash = _Crash()
+    ranks = RankGroup(options)
+    crash.ranks = ranks
+    try:
+        engine = Engine(options, ranks, crash)
+        crash.engine = engine
+        ranks.watch(lambda rank, code: crash(f"rank {rank} died with exit code {code}"))
+        engine.start()
+        asyncio.run(_serve(Served(options, config, codec, engine)))
+        engine.stop()
+    except SetupError as error:
+        return _refuse(error)
+    except RuntimeError as error:
+        log.critical("the engine did not start: %s", error)
+        return 1
+    finally:
+        ranks.stop(Stop() if crash.engine is not None and not crash.engine.failed else None)
+    return 1 if engine.failed else 0
+
+
+def _refuse(error: SetupError) -> int:
+    print(f"pdtransfer-reference: {error}", file=sys.stderr, flush=True)
+    return 2
+
+
+async def _serve(served: Served) -> None:
+    options = served.options
+    server = _Server(
+        uvicorn.Config(
+            make_app(served),
+            host=options.host,
+            port=options.port,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+        )
+    )
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGTERM, lambda: tasks.add(asyncio.ensure_future(_drain(served, server)))
+    )
+    tasks: set[asyncio.Future[None]] = set()
+    log.info("serving %s on %s:%d as %s", options.served_model_name, options.host, options.port, options.mode)
+    await server.serve()
+
+
+async def _drain(served: Served, server: uvicorn.Server) -> None:
+    """Refuse what is new, let what runs finish within the budget, then end."""
+    if served.engine.draining:
+        return
+    log.info("SIGTERM: draining for at most %.0f s", served.options.drain_timeout)
+    served.engine.drain()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + served.options.drain_timeout
+    # The count changes in the engine's thread: polled.
+    while served.engine.load["num_held_reqs"] and loop.time() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(DRAIN_POLL_S)
+    left = served.engine.load["num_held_reqs"]
+    if left:
+        log.warning("%d requests were still open after the drain", left)
+    server.should_exit = True
+
+
+def console() -> None:
+    """Entry point of `python -m`."""
+    raise SystemExit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    console()

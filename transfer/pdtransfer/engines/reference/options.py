@@ -1,0 +1,163 @@
+"""Command line of the Reference engine: SGLang's names where SGLang has the flag."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdtransfer.engines.reference.problems import SetupError
+
+MODES = ("null", "prefill", "decode")
+BACKENDS = ("pdcluster", "nixl")
+KV_MEMORY = ("dram", "vram-emulated", "mixed")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Checked flags. Sizes are tokens, times seconds."""
+
+    model_path: Path
+    served_model_name: str
+    host: str = "127.0.0.1"
+    port: int = 30000
+    tp_size: int = 1
+    page_size: int = 16
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    max_total_tokens: int = 4096
+    chunked_prefill_size: int = 256
+    max_running_requests: int = 8
+    mode: str = "null"
+    backend: str = "pdcluster"
+    bootstrap_port: int = 8998
+    kv_memory: str = "dram"
+    sidecar_socket: Path | None = None
+    peers_dir: Path | None = None
+    advertise_host: str = "127.0.0.1"
+    tls_dir: Path | None = None
+    incarnation: str = ""
+    seed: int = 0
+    model_revision: str = ""
+    cluster_uid: str = ""
+    pod_uid: str = ""
+    pod_name: str = ""
+    pod_revision: str = ""
+    net_devices: str | None = None
+    queue_timeout: float = 60.0
+    transfer_timeout: float = 120.0
+    drain_timeout: float = 20.0
+    load_timeout: float = 600.0
+
+    @property
+    def disaggregated(self) -> bool:
+        """True for a prefill or decode engine."""
+        return self.mode != "null"
+
+
+def parse_options(argv: list[str] | None = None) -> Options:
+    """Flags to Options; SetupError says which flag is wrong and what it takes."""
+    options = _options(_parser().parse_args(argv))
+    for flag, value in (
+        ("--tp-size", options.tp_size),
+        ("--page-size", options.page_size),
+        ("--max-total-tokens", options.max_total_tokens),
+        ("--chunked-prefill-size", options.chunked_prefill_size),
+        ("--max-running-requests", options.max_running_requests),
+    ):
+        if value <= 0:
+            raise SetupError(f"{flag} must be at least 1, not {value}")
+    if options.chunked_prefill_size % options.page_size:
+        raise SetupError(
+            f"--chunked-prefill-size {options.chunked_prefill_size} is not a multiple of "
+            f"--page-size {options.page_size}: a chunk must end where a page ends"
+        )
+    if options.max_total_tokens < options.page_size:
+        raise SetupError(f"--max-total-tokens {options.max_total_tokens} is less than one page")
+    return options
+
+
+def _options(args: argparse.Namespace) -> Options:
+    return Options(
+        model_path=args.model_path,
+        served_model_name=args.served_model_name or str(args.model_path),
+        host=args.host,
+        port=args.port,
+        tp_size=args.tp_size,
+        page_size=args.page_size,
+        dtype=args.dtype,
+        kv_cache_dtype=args.kv_cache_dtype,
+        max_total_tokens=args.max_total_tokens,
+        chunked_prefill_size=args.chunked_prefill_size,
+        max_running_requests=args.max_running_requests,
+        mode=args.disaggregation_mode,
+        backend=args.disaggregation_transfer_backend,
+        bootstrap_port=args.disaggregation_bootstrap_port,
+        kv_memory=args.kv_memory_kind,
+        sidecar_socket=args.sidecar_socket,
+        peers_dir=args.peers_file,
+        advertise_host=args.advertise_host,
+        tls_dir=args.tls_dir,
+        incarnation=args.incarnation or secrets.token_hex(8),
+        seed=args.seed,
+        model_revision=args.model_revision,
+        cluster_uid=args.cluster_uid,
+        pod_uid=args.pod_uid or str(uuid.uuid4()),
+        pod_name=args.pod_name,
+        pod_revision=args.pod_revision,
+        net_devices=args.net_devices,
+        queue_timeout=args.queue_timeout,
+        transfer_timeout=args.transfer_timeout,
+        drain_timeout=args.drain_timeout,
+        load_timeout=args.load_timeout,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    env = os.environ.get
+    parser = argparse.ArgumentParser(
+        prog="pdtransfer-reference",
+        description="Serve a Llama checkpoint with the Reference engine (small, real, CPU).",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model-path", type=Path, required=True, help="Hugging Face checkpoint folder")
+    add("--served-model-name", default="")
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, default=30000)
+    add("--tp-size", "--tensor-parallel-size", type=int, default=1)
+    add("--page-size", type=int, default=16, help="tokens per KV page")
+    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    add("--kv-cache-dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    add("--max-total-tokens", type=int, default=4096, help="tokens the KV pool holds")
+    add("--chunked-prefill-size", type=int, default=256, help="prompt tokens per step")
+    add("--max-running-requests", type=int, default=8)
+    add("--disaggregation-mode", choices=MODES, default="null")
+    add(
+        "--disaggregation-transfer-backend",
+        choices=BACKENDS,
+        default="pdcluster",
+        help="nixl: hold to the limits of SGLang's NIXL backend (emulated, and labelled so)",
+    )
+    add("--disaggregation-bootstrap-port", type=int, default=8998)
+    add("--kv-memory-kind", choices=KV_MEMORY, default="dram")
+    add("--sidecar-socket", type=Path, help="unix socket of the pod's sidecar")
+    add("--peers-file", "--peers-dir", type=Path, help="folder of rank cards, instead of a sidecar")
+    add("--advertise-host", default=env("POD_IP", "127.0.0.1"), help="address that peers reach this pod at")
+    add("--tls-dir", type=Path, help="folder with ca.crt, tls.crt and tls.key for the ranks' control channel")
+    add("--incarnation", default="", help="default: new and random at each start")
+    add("--seed", type=int, default=0)
+    add("--model-revision", default="")
+    add("--cluster-uid", default=env("PDCLUSTER_UID", ""))
+    add("--pod-uid", default=env("POD_UID", ""))
+    add("--pod-name", default=env("POD_NAME", ""))
+    add("--pod-revision", default=env("PDCLUSTER_REVISION", ""))
+    add("--net-devices", default=env("UCX_NET_DEVICES"), help="network devices for NIXL's UCX")
+    add("--queue-timeout", type=float, default=60.0, help="seconds a request may wait for pages")
+    add("--transfer-timeout", type=float, default=120.0, help="upper bound on one KV transfer, seconds")
+    add("--drain-timeout", type=float, default=20.0, help="seconds that SIGTERM leaves to running requests")
+    add("--load-timeout", type=float, default=600.0, help="seconds the ranks may take to load")
+    return parser
