@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
+
+NO_CRD_DEFAULT: dict[str, Any] = {"x-pd-no-default": True}
+"""json_schema_extra of a field whose default is the operator's and may be tuned by a later release: the
+CRD leaves it unset, so that stored objects do not freeze today's number."""
 
 
 class ApiModel(BaseModel):

@@ -1,0 +1,247 @@
+"""The CRD's CEL rules: what one PDCluster can decide about itself, refused by the API server at apply.
+
+Declarations only; `crd` puts them into the schema. Rules about fit live in pdtransfer.contract.compat; the
+ones repeated here carry its rule id and are tested against it. The Python twin of the rest is `validation`.
+Field access without has() relies on the schema's defaults; such rules stand at spec, which has none itself (the
+API server evaluates rules on a default before it fills in the defaults below it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pdoperator.api import names
+from pdoperator.domain.engine_flags import FACT_FLAGS, NOT_OWNED, OWNED, OwnedFlag
+
+MAX_NAME = 40
+"""Longest name of a PDCluster: with role, replica, revision and attempt behind it a pod's name stays a DNS label."""
+_PATTERN_BUDGET = 500
+"""Characters of a pattern on extraArgs. The API server estimates a rule's cost as items x length of the argument x
+length of the pattern, and refused 921 characters by a factor of 1.2."""
+OWNED_DOMAIN = "pdcluster.io/"
+OWNED_VOLUMES = (
+    names.VOLUME_MODEL,
+    names.VOLUME_SOCKET,
+    names.VOLUME_TLS,
+    names.VOLUME_SHM,
+)
+OWNED_MOUNTS = (names.MODEL_PATH, names.SOCKET_DIR, names.TLS_DIR)
+
+
+@dataclass(frozen=True)
+class CelRule:
+    """One x-kubernetes-validations entry. `path` leads from the root of the object ('[]' is an array's
+    items); the message says what to do. `compat` is the fit rule that it repeats, if it does."""
+
+    path: tuple[str, ...]
+    rule: str
+    message: str
+    field_path: str = ""
+    compat: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """The entry as the CRD carries it."""
+        entry = {"rule": self.rule, "message": self.message}
+        if self.field_path:
+            entry["fieldPath"] = self.field_path
+        return entry
+
+
+def _list(values: Iterable[str]) -> str:
+    return "[" + ", ".join(f"'{value}'" for value in values) + "]"
+
+
+def _dashes(name: str) -> str:
+    """Regular expression for a flag's name, in which inner dashes may be underscores."""
+    lead = len(name) - len(name.lstrip("-"))
+    return name[:lead] + name[lead:].replace("-", "[-_]")
+
+
+def flag_pattern(flag: OwnedFlag) -> str:
+    """RE2 for every full spelling of an owned flag, with or without =value (or, for -tp, a glued number)."""
+    words = [_dashes(name) + ("" if name.startswith("--") else "[0-9]*") for name in flag.names]
+    return f"^({'|'.join(words)})([= ].*)?$"
+
+
+def abbreviation_patterns() -> tuple[str, ...]:
+    """RE2 for every proper prefix of an owned long flag that is not a flag of its own: what argparse may take
+    as an abbreviation. Tries over the names keep them short; each stays within the cost of one rule."""
+    owned = {name for flag in OWNED for name in flag.names if name.startswith("--")}
+    exact = owned | set(FACT_FLAGS) | set(NOT_OWNED)
+
+    def branches(prefix: str) -> list[str]:
+        letters = sorted({name[len(prefix)] for name in owned if name.startswith(prefix) and name != prefix})
+        found = []
+        for letter in letters:
+            rest = "|".join(branches(prefix + letter))
+            accepted = prefix + letter not in exact
+            if not rest and not accepted:
+                continue
+            shown = "[-_]" if letter == "-" else letter
+            found.append(shown + (f"({rest})?" if rest and accepted else f"({rest})" if rest else ""))
+        return found
+
+    groups: list[str] = []
+    for trie in branches("--"):
+        if groups and len(groups[-1]) + len(trie) < _PATTERN_BUDGET:
+            groups[-1] += "|" + trie
+        else:
+            groups.append(trie)
+    return tuple(f"^--({each})([= ].*)?$" for each in groups)
+
+
+def _owned_flag_rules() -> list[CelRule]:
+    rules = []
+    for role in ("prefill", "decode"):
+        path = ("spec", role, "extraArgs", "[]")
+        for flag in OWNED:
+            rules.append(
+                CelRule(
+                    path, f"!self.matches('{flag_pattern(flag)}')", f"{flag.name} is set by the operator: {flag.advice}"
+                )
+            )
+        for pattern in abbreviation_patterns():
+            rules.append(
+                CelRule(
+                    path,
+                    f"!self.matches('{pattern}')",
+                    "this abbreviates a flag that the operator sets itself: write flags in full, and use the "
+                    "spec's field for that one",
+                )
+            )
+    return rules
+
+
+def _template_rules(*path: str) -> list[CelRule]:
+    template = ("spec", *path, "template")
+    own_key = f"self.all(k, !k.startsWith('{OWNED_DOMAIN}'))"
+    return [
+        CelRule((*template, "labels"), own_key, f"labels under {OWNED_DOMAIN} belong to the operator"),
+        CelRule((*template, "annotations"), own_key, f"annotations under {OWNED_DOMAIN} belong to the operator"),
+        CelRule(
+            (*template, "volumes", "[]"),
+            f"!(self.name in {_list(OWNED_VOLUMES)})",
+            f"volume names {', '.join(OWNED_VOLUMES)} belong to the operator: choose another name",
+        ),
+        CelRule(
+            (*template, "volumeMounts", "[]"),
+            f"!(self.mountPath in {_list(OWNED_MOUNTS)})",
+            f"mount paths {', '.join(OWNED_MOUNTS)} belong to the operator: choose another path",
+        ),
+    ]
+
+
+def _role_rules(role: str) -> list[CelRule]:
+    path = ("spec", role)
+    return [
+        CelRule(
+            (*path, "nodesPerReplica"),
+            "self == 1",
+            "nodesPerReplica above 1 is not supported yet: use 1, with all ranks of a replica on one node",
+        ),
+        CelRule(
+            ("spec",),
+            f"self.{role}.tensorParallelSize % self.{role}.attentionDataParallelSize == 0",
+            "tensorParallelSize must be a multiple of attentionDataParallelSize (A2)",
+            field_path=f".{role}.attentionDataParallelSize",
+            compat="A2",
+        ),
+        CelRule(
+            (*path, "hierarchicalCache"),
+            "!(has(self.ratio) && has(self.size))",
+            "set hierarchicalCache.ratio or .size, not both",
+        ),
+        CelRule(
+            (*path, "env", "[]"),
+            "!(has(self.value) && has(self.valueFrom))",
+            "set value or valueFrom, not both",
+        ),
+    ]
+
+
+# Attention TP is tensorParallelSize / attentionDataParallelSize, unless extraArgs bring context parallelism in.
+_P = "(self.prefill.tensorParallelSize / self.prefill.attentionDataParallelSize)"
+_D = "(self.decode.tensorParallelSize / self.decode.attentionDataParallelSize)"
+_OTHER_PARALLELISM = " || ".join(
+    f"(has(self.{role}.extraArgs) && self.{role}.extraArgs.exists(a, a.matches('^--att')))"
+    for role in ("prefill", "decode")
+)
+
+RULES: tuple[CelRule, ...] = (
+    CelRule(
+        (),
+        f"size(self.metadata.name) <= {MAX_NAME} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        f"the name of a PDCluster must be a DNS label of at most {MAX_NAME} characters that begins with a letter: "
+        "names of pods and Services are made from it",
+    ),
+    CelRule(
+        ("spec", "model"),
+        "has(self.source) || has(self.volume)",
+        "set model.source (a path or a hub id), model.volume (mounted at /mnt/models), or both",
+    ),
+    CelRule(
+        ("spec", "model", "geometry"),
+        "self.attention == 'GQA' || (has(self.kvLoraRank) && has(self.qkRopeHeadDim))",
+        "attention MLA and DSA need kvLoraRank and qkRopeHeadDim (from the model's config.json)",
+    ),
+    CelRule(
+        ("spec", "model", "geometry"),
+        "!has(self.slidingWindowLayers) || self.slidingWindowLayers.all(l, l < self.layers)",
+        "slidingWindowLayers are ids from 0 to layers - 1",
+    ),
+    CelRule(
+        ("spec", "model", "geometry"),
+        "!has(self.linearLayers) || self.linearLayers.all(l, l < self.layers)",
+        "linearLayers are ids from 0 to layers - 1",
+    ),
+    CelRule(
+        ("spec",),
+        "self.transfer.fabric.type != 'RDMA' || self.transfer.fabric.hostNetwork"
+        " || has(self.transfer.fabric.resourceClaimTemplate)"
+        " || (has(self.transfer.fabric.resources) && size(self.transfer.fabric.resources) > 0)",
+        "fabric RDMA needs a way to the NICs: set transfer.fabric.resources (for example rdma/hca), "
+        "resourceClaimTemplate or hostNetwork, or set transfer.fabric.type to TCP",
+        field_path=".transfer.fabric",
+    ),
+    CelRule(
+        ("spec",),
+        "self.transfer.fabric.type == 'RDMA' || self.transfer.fabric.gpuDirect != 'Required'",
+        "gpuDirect Required needs fabric type RDMA: TCP always goes through host memory",
+        field_path=".transfer.fabric",
+    ),
+    CelRule(
+        ("spec",),
+        f"{_P} == 0 || {_D} == 0 || {_P} % {_D} == 0 || {_D} % {_P} == 0 || {_OTHER_PARALLELISM}",
+        "prefill's and decode's attention TP (tensorParallelSize / attentionDataParallelSize) must divide one "
+        "another (A3): choose sizes where one is a multiple of the other",
+        compat="A3",
+    ),
+    CelRule(
+        ("spec",),
+        "self.transfer.backend == 'PDCluster'"
+        " || self.decode.pipelineParallelSize in [1, self.prefill.pipelineParallelSize]",
+        "with this transfer.backend decode's pipelineParallelSize must be 1 or prefill's (A8): change it, or set "
+        "transfer.backend to PDCluster",
+        field_path=".decode.pipelineParallelSize",
+        compat="A8",
+    ),
+    CelRule(
+        ("spec",),
+        "self.decode.hostKV.mode != 'Off' || !has(self.decode.hostKV.size)",
+        "hostKV.size has no effect while hostKV.mode is Off: set the mode, or drop the size",
+        field_path=".decode.hostKV.size",
+    ),
+    CelRule(
+        ("spec",),
+        "!(string(self.rollout.maxSurge) in ['0', '0%'] && string(self.rollout.maxUnavailable) in ['0', '0%'])",
+        "maxSurge and maxUnavailable can't both be 0: no rollout could ever take a step",
+        field_path=".rollout",
+    ),
+    *_role_rules("prefill"),
+    *_role_rules("decode"),
+    *_template_rules("prefill"),
+    *_template_rules("decode"),
+    *_template_rules("router"),
+    *_owned_flag_rules(),
+)
