@@ -38,11 +38,16 @@ def _parser() -> argparse.ArgumentParser:
     up = commands.add_parser("up", help="bring the cluster up, or mend it")
     up.add_argument("--nodes", type=int, default=2, choices=range(1, MAX_NODES + 1))
     commands.add_parser("down", help="remove the cluster and everything of it")
+    stop = commands.add_parser("stop", help="kill one process, for tests of failures; up mends it")
+    stop.add_argument("name", help="as status lists them, such as kubelet-node-2 or node-2")
     status = commands.add_parser("status", help="say how the cluster is (exit status 1: not well)")
     status.add_argument("--leaks", action="store_true", help="list what exists of it (exit status 1: anything)")
     commands.add_parser("kubeconfig", help="print the path of the kubeconfig")
     commands.add_parser("env", help="print shell lines that set KUBECONFIG and PATH")
-    commands.add_parser("build-tools", help="build the programs; print their folder")
+    build_tools = commands.add_parser("build-tools", help="build the programs; print their folder")
+    build_tools.add_argument("--only", default="", metavar="NAME,NAME", help="only these programs")
+    tool = commands.add_parser("tool", help="print the path of one program, built if need be")
+    tool.add_argument("name", choices=tools.programs())
 
     for name in _WRAPPED:  # main takes these before this parser would read their options
         commands.add_parser(name, help=f"run {name} with any arguments against the cluster")
@@ -139,7 +144,11 @@ def _build_image(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if options.command == "build-tools":
-        print(tools.ensure_tools(_say).bin_dir)
+        only = [name for name in options.only.split(",") if name]
+        print(tools.ensure_tools(_say, only or None).bin_dir)
+        return 0
+    if options.command == "tool":
+        print(tools.ensure_tools(_say, [options.name])[options.name])
         return 0
     if options.command == "build-image":
         return _build_image(options)
@@ -149,6 +158,8 @@ def _run(options: argparse.Namespace) -> int:
             return _up(cluster, options.nodes)
         case "down":
             cluster.down()
+        case "stop":
+            cluster.stop(options.name)
         case "status":
             return _status(cluster, options.leaks)
         case "kubeconfig":

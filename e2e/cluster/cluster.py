@@ -61,8 +61,7 @@ class Cluster:
         wanted = addressing.nodes(count)
         debian.check_host()
         with state.locked(self.layout):
-            settings = state.load(self.layout)
-            if settings is not None and self._keep(settings, count):
+            if self._keep(count):
                 return
             debian.ensure_packages(self._say)
             tools = tools_module.ensure_tools(self._say)
@@ -70,14 +69,22 @@ class Cluster:
             settings = state.load(self.layout) or Settings(count, fabric.free_port(), tools.key)
             settings.save(self.layout)
             self._start(wanted, settings, tools)
+            self.layout.started.touch()
 
-    def _keep(self, settings: Settings, count: int) -> bool:
+    def _keep(self, count: int) -> bool:
         """Whether what is there is well; takes it away where it can't be mended."""
+        if not self.layout.root.exists():
+            return False
+        settings = state.load(self.layout)
+        if settings is None or not self.layout.started.exists():
+            self._say("a start was cut short: taking its remains away")
+            teardown.down(self.layout)
+            return False
         health = self.health(settings)
-        core = {fabric.PROCESS, control_plane.ETCD}
-        core |= {node.name for node in addressing.nodes(settings.nodes)}
-        if core & set(health.dead):
-            self._say(f"the cluster is half up ({', '.join(health.dead)} ended): starting anew")
+        # All the rest depends on these two; anything else can be started again by itself.
+        lost = [name for name in (fabric.PROCESS, control_plane.ETCD) if name in health.dead]
+        if lost:
+            self._say(f"the cluster is half up ({', '.join(lost)} ended): starting anew")
             teardown.down(self.layout)
             return False
         if settings.nodes != count:
@@ -123,8 +130,21 @@ class Cluster:
     def _prepare_nodes(self, born: Sequence[NodeAddresses], every: Sequence[NodeAddresses], tools: Tools) -> None:
         for node in born:
             nodes.connect(self.layout, self.processes, node)
+            self._share([node.name])
         base = [image_set.pause_image(tools), image_set.dns_image(tools)]
         image_set.load(self.layout, [node.name for node in every], [*base, image_set.busybox_image()])
+
+    def _share(self, names: Sequence[str]) -> None:
+        for name in names:
+            pid = nodes.init_pid(self.processes, name)
+            shares.ensure_shared(self.layout, name, pid, shares.remembered(self.layout))
+
+    def stop(self, name: str) -> None:
+        """Kills one of the cluster's processes, for tests of what happens then; `up` mends it."""
+        known = self.expected_processes(self.settings())
+        if name not in known:
+            raise ClusterError(f"no process is called {name}", hint=f"one of {', '.join(known)}")
+        nodes.kill_program(self.processes, name)
 
     def down(self) -> None:
         debian.check_host()
@@ -186,9 +206,8 @@ class Cluster:
         started = time.monotonic()
         tools = tools_module.ensure_tools(self._say)
         names = [node.name for node in self.nodes()]
-        for name in names:
-            pid = nodes.init_pid(self.processes, name)
-            shares.ensure_shared(self.layout, name, pid, folders.shared())
+        shares.remember(self.layout, folders.shared())
+        self._share(names)
         images = [
             image_set.pause_image(tools),
             image_set.busybox_image(),

@@ -93,10 +93,9 @@ def enter(layout: Layout, processes: Processes) -> list[str]:
     return [*inside(processes), *mounts]
 
 
-def ip(processes: Processes, *arguments: str) -> None:
+def ip(processes: Processes, *arguments: str, check: bool = True) -> None:
     """Runs `ip` inside the fabric."""
     command = [*inside(processes), "ip", *arguments]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)
-    except subprocess.CalledProcessError as error:
-        raise ClusterError(f"`ip {' '.join(arguments)}` failed: {error.stderr.strip()}") from error
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    if check and done.returncode:
+        raise ClusterError(f"`ip {' '.join(arguments)}` failed: {done.stderr.strip()}")

@@ -15,7 +15,7 @@ from . import addressing, cgroups, containerd, fabric
 from .addressing import NodeAddresses
 from .kube import Object, wait_for
 from .paths import Layout
-from .processes import Processes, children
+from .processes import Processes, ProcessRecord, children, kill, start_time
 from .tools import Tools
 
 _UNSHARE = (
@@ -87,6 +87,7 @@ def connect(layout: Layout, processes: Processes, node: NodeAddresses) -> None:
     # The other end appears in the node under the name that its start-up waits for.
     pid = str(init_pid(processes, node.name))
     port = f"veth-{node.index}"
+    fabric.ip(processes, "link", "delete", port, check=False)  # of the node's previous life
     fabric.ip(
         processes,
         *("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", pid),
@@ -168,11 +169,14 @@ def kubelet_config(layout: Layout, node: NodeAddresses) -> Object:
 
 
 def start_kubelet(layout: Layout, processes: Processes, tools: Tools, node: NodeAddresses) -> None:
+    name = f"kubelet-{node.name}"
+    if processes.alive(name):
+        return
     state = layout.node(node.name)
     config = state / "kubelet.json"
     config.write_text(json.dumps(kubelet_config(layout, node), indent=1))
-    processes.ensure(
-        f"kubelet-{node.name}",
+    processes.start(
+        name,
         [
             *inside(layout, processes, node.name),
             tools["kubelet"],
@@ -214,11 +218,14 @@ def start_kube_proxies(
     """
     places = [(node.name, node.name) for node in every] + [(fabric.PROCESS, every[0].name)]
     for place, node in places:
+        name = f"kube-proxy-{place}"
+        if processes.alive(name):
+            continue  # and its file stays as it is: kube-proxy ends when that is written anew
         folder = layout.control_plane if place == fabric.PROCESS else layout.node(place)
         config = folder / KUBE_PROXY_CONFIG
         config.write_text(json.dumps(kube_proxy_config(layout, node), indent=1))
         prefix = fabric.inside(processes) if place == fabric.PROCESS else inside(layout, processes, place)
-        processes.ensure(f"kube-proxy-{place}", [*prefix, tools["kube-proxy"], f"--config={config}", "--v=2"])
+        processes.start(name, [*prefix, tools["kube-proxy"], f"--config={config}", "--v=2"])
 
 
 def program_pid(pid: int) -> int:
@@ -229,3 +236,13 @@ def program_pid(pid: int) -> int:
             break
         pid = born[0]
     return pid
+
+
+def kill_program(processes: Processes, name: str) -> None:
+    """Kills the program, not just the nsenter or unshare that waits for it."""
+    recorded = processes.pid(name)
+    pid = program_pid(recorded)
+    start = start_time(pid)
+    if start is not None:
+        kill(ProcessRecord(name, pid, start))
+    wait_for(f"the end of {name}", lambda: not processes.alive(name), timeout=10, interval=0.02)

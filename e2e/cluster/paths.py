@@ -56,6 +56,11 @@ class Layout:
         return self.root / "cluster.json"
 
     @property
+    def started(self) -> Path:
+        """Exists once a start has come to its end."""
+        return self.root / "started"
+
+    @property
     def kubeconfig(self) -> Path:
         return self.root / "kubeconfig"
 

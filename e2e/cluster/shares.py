@@ -41,6 +41,23 @@ def ensure_shared(layout: Layout, node: str, init_pid: int, folders: Iterable[Pa
             raise ClusterError(f"{folder} can't be shared with {node}: {done.stderr.strip()}")
 
 
+def remember(layout: Layout, folders: Iterable[Path]) -> None:
+    """Adds to the folders that a node gets when it starts again."""
+    every = dict.fromkeys([*remembered(layout), *folders])
+    _file(layout).write_text("".join(f"{folder}\n" for folder in every))
+
+
+def remembered(layout: Layout) -> list[Path]:
+    try:
+        return [Path(line) for line in _file(layout).read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def _file(layout: Layout) -> Path:
+    return layout.root / "shared-folders"
+
+
 def _same(left: Path, right: Path) -> bool:
     try:
         return left.samefile(right)

@@ -17,10 +17,9 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,8 +167,15 @@ def _go_version(go: str) -> str:
     return subprocess.run([go, "env", "GOVERSION"], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def ensure_tools(say: Callable[[str], None], only: Sequence[str] = ()) -> Tools:
-    """Builds whatever is missing and answers where the programs are."""
+def programs() -> list[str]:
+    return [name for each in MODULES for name, _ in each.programs]
+
+
+def ensure_tools(say: Callable[[str], None], only: Iterable[str] | None = None) -> Tools:
+    """Builds the programs that are missing (or of those named) and answers where they are."""
+    wanted = set(programs() if only is None else only)
+    if unknown := wanted - set(programs()):
+        raise ClusterError(f"no program is called {', '.join(sorted(unknown))}", hint=f"one of {programs()}")
     go = _go()
     go_version = _go_version(go)
     combined = hashlib.sha256()
@@ -178,11 +184,10 @@ def ensure_tools(say: Callable[[str], None], only: Sequence[str] = ()) -> Tools:
         key = each.key(go_version)
         combined.update(f"{each.name}={key}\n".encode())
         target = cache_dir() / "tools" / f"{each.name}-{key}" / "bin"
-        wanted = not only or each.name in only
-        if wanted and not all((target / name).exists() for name, _ in each.programs):
-            _build(go, each, target, say)
-        for name, _ in each.programs:
+        for name, package in each.programs:
             built[name] = target / name
+            if name in wanted and not built[name].exists():
+                _build(go, each, name, package, built[name], say)
     key = combined.hexdigest()[:16]
     bin_dir = cache_dir() / "tools" / key / "bin"
     _link_all(bin_dir, built)
@@ -199,41 +204,35 @@ def _link_all(bin_dir: Path, built: dict[str, Path]) -> None:
         link.symlink_to(target)
 
 
-def _build(go: str, wanted: Module, target: Path, say: Callable[[str], None]) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    log = target.parent / "build.log"
+def _build(go: str, source: Module, name: str, package: str, target: Path, say: Callable[[str], None]) -> None:
+    folder = target.parent.parent
+    target.parent.mkdir(parents=True, exist_ok=True)
+    log = folder / "build.log"
     # Static programs run in any image and don't depend on the host's C library.
     environment = dict(os.environ, CGO_ENABLED="0", GOFLAGS="-mod=readonly -buildvcs=false")
     environment.setdefault("GOTOOLCHAIN", "local")
-    for name, package in wanted.programs:
-        if (target / name).exists():
-            continue
-        say(f"building {name} {wanted.version()} (once; log in {log})")
-        started = time.monotonic()
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch, log.open("a") as output:
-            command = [go, "build", "-trimpath", "-ldflags", wanted.ldflags()]
-            command += ["-o", f"{scratch}/{name}", package]
-            try:
-                subprocess.run(
-                    command,
-                    cwd=wanted.source,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    timeout=BUILD_TIMEOUT_S,
-                    check=True,
-                )
-            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-                raise ClusterError(
-                    f"{name} didn't build: {error}",
-                    hint="see the log; the Go module proxy must be reachable (GOPROXY)",
-                    log=log,
-                ) from error
-            # Renamed into place whole, so that a build cut short is never taken for done.
-            Path(scratch, name).replace(target / name)
-        say(f"built {name} in {time.monotonic() - started:.0f} s")
-
-
-def main() -> None:
-    print(ensure_tools(lambda text: print(text, file=sys.stderr)).bin_dir)
+    say(f"building {name} {source.version()} (once; log in {log})")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, log.open("a") as output:
+        command = [go, "build", "-trimpath", "-ldflags", source.ldflags()]
+        command += ["-o", f"{scratch}/{name}", package]
+        try:
+            subprocess.run(
+                command,
+                cwd=source.source,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                timeout=BUILD_TIMEOUT_S,
+                check=True,
+            )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise ClusterError(
+                f"{name} didn't build: {error}",
+                hint="see the log; the Go module proxy must be reachable (GOPROXY)",
+                log=log,
+            ) from error
+        # Renamed into place whole, so that a build cut short is never taken for done.
+        Path(scratch, name).replace(target)
+    say(f"built {name} in {time.monotonic() - started:.0f} s")
