@@ -13,6 +13,7 @@ import contextlib
 import ssl
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -25,6 +26,8 @@ FIRST_REQUEST = 10.0
 KEEP_ALIVE = 75.0
 """Seconds an idle connection is kept: longer than a client pools it, so that the client ends it."""
 HANDSHAKE = 5.0
+DISCARD = 1.0
+"""Seconds the rest of a body is read and dropped after an early answer, so that the client can see it."""
 SHUTDOWN = 3.0
 
 
@@ -50,7 +53,14 @@ class PeerProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         self._answered = True
         self._since = self.loop.time()
+        if self.conn.their_state is h11.SEND_BODY:
+            # Answered early (403, 413 ...) and the client goes on sending: uvicorn would read it for ever.
+            self.loop.call_later(DISCARD, self._end_discarding, self.cycle)
         super().on_response_complete()
+
+    def _end_discarding(self, cycle: object) -> None:
+        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
+            self.transport.abort()
 
     def _arm(self, delay: float) -> None:
         self._check = self.loop.call_later(delay, self._judge)
