@@ -64,10 +64,13 @@ class Sender(Protocol):
     def chunk(self, pages: Sequence[int], first_page: int, ready: ReadyEvent) -> None:
         """Hand over finished pages. `pages` are pool page numbers of prompt pages
         `first_page ...`. May be called before any decode rank asked; never blocks."""
+
     def finish(self, metadata: bytes) -> None:
         """No more chunks. `metadata` (first token, logprobs ...) reaches decode after all bytes."""
+
     def abort(self, reason: str) -> None:
         """Give up; the decode side fails with `Aborted` at once."""
+
     def wait(self, timeout: float) -> TransferState:
         """Block until terminal or `timeout` seconds; never longer than the deadlines."""
 
@@ -82,9 +85,11 @@ class Receiver(Protocol):
     @property
     def metadata(self) -> bytes | None:
         """The prefill's metadata; never visible before every byte of the request is."""
+
     @property
     def pages_releasable(self) -> bool:
         """False while a late write may still land in the request's pages."""
+
     def abort(self, reason: str) -> None: ...
     def wait(self, timeout: float) -> TransferState: ...
 
@@ -97,16 +102,25 @@ class Endpoint(Protocol):
     def apply_peers(self, peers: Sequence[RankCard]) -> None:
         """The whole set of wired peers. Adds, replaces (new incarnation) and removes; returns at
         once, work goes on in the endpoint's own thread and shows in `verdicts`."""
+
     def probe(self, pod_uids: Sequence[str] = ()) -> None: ...
     @property
     def verdicts(self) -> tuple[Verdict, ...]: ...
     def on_change(self, callback: Callable[[], None]) -> None:
         """Called (from any thread) when verdicts or counters changed."""
+
     def peers_for(self, bootstrap: str) -> tuple[RankCard, ...]:
         """Rostered prefill ranks behind `bootstrap` (host:port) that this decode rank reads from;
         raises PeerNotRostered at once when there is none."""
+
     def receive(
-        self, *, room: int, attempt: int, bootstrap: str, pages: Sequence[int], first_page: int = 0,
+        self,
+        *,
+        room: int,
+        attempt: int,
+        bootstrap: str,
+        pages: Sequence[int],
+        first_page: int = 0,
         tokens: int,
     ) -> Receiver: ...
     def send(self, *, room: int, tokens: int) -> Sender: ...

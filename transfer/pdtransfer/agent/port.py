@@ -1,0 +1,94 @@
+"""What the transfer module needs of an agent that moves bytes one-sidedly.
+
+One thread calls it (the endpoint's); no call blocks for long and none has a timeout of its own:
+deadlines are the caller's. A handle that was posted may still write until `poll` says DONE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pdtransfer.contract.base import MemoryKind
+from pdtransfer.errors import AgentError
+
+Descriptors = npt.NDArray[np.uint64]
+"""(N, 3): address, bytes, device."""
+Indices = npt.NDArray[np.int32]
+Operation = Literal["WRITE", "READ"]
+
+
+class HandleState(StrEnum):
+    """State of a posted transfer."""
+
+    ACTIVE = "Active"
+    DONE = "Done"
+    """Every byte is in place at the target."""
+
+
+class AgentFailure(AgentError):
+    """One of NIXL's error classes, by name. `posted` is False when it is certain that nothing of
+    the transfer was started, so that there is nothing to fence."""
+
+    def __init__(self, kind: str, message: str, *, posted: bool) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.posted = posted
+
+
+Registration = Any
+Prepared = Any
+Handle = Any
+
+
+class AgentPort(Protocol):
+    """A NIXL agent, or the shipped double. Every method may raise AgentFailure."""
+
+    @property
+    def name(self) -> str: ...
+    def register(self, regions: Descriptors, kind: MemoryKind) -> Registration:
+        """Register regions of one memory kind; they show in `metadata` from then on."""
+
+    def deregister(self, registration: Registration) -> None: ...
+    def metadata(self) -> bytes:
+        """What a peer needs to reach this agent's memory."""
+
+    def add_peer(self, metadata: bytes) -> str:
+        """Load a peer's metadata; returns its agent name. A name that is loaded is refused:
+        remove it first (a new incarnation is a new peer)."""
+
+    def remove_peer(self, name: str) -> None:
+        """Forget a peer. No fence: what was posted may still land."""
+
+    def connect(self, name: str) -> None:
+        """Set up the connection now, so that the first transfer does not pay for it."""
+
+    def prepare(self, peer: str | None, descriptors: Descriptors, kind: MemoryKind) -> Prepared:
+        """Check and keep a descriptor list; `peer` None means this agent's own memory."""
+
+    def release_prepared(self, prepared: Prepared) -> None: ...
+    def post(
+        self,
+        operation: Operation,
+        local: Prepared,
+        local_indices: Indices,
+        remote: Prepared,
+        remote_indices: Indices,
+        notification: bytes = b"",
+    ) -> Handle:
+        """Start moving local[i] to (WRITE) or from (READ) remote[i]."""
+
+    def poll(self, handle: Handle) -> HandleState:
+        """Progress and look; raises AgentFailure when the transfer failed."""
+
+    def release(self, handle: Handle) -> None:
+        """Give a handle back. Only after DONE: releasing an active one does not stop it."""
+
+    def progress(self) -> Sequence[tuple[str, bytes]]:
+        """Let passive traffic go on (a target of TCP writes must); returns new notifications."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,104 @@
+"""One control connection: frames in and out, keep-alive, TLS contexts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from pdtransfer.session.frames import HEADER, MAX_FRAME, Frame, FrameError, Ping, Pong, decode, encode
+
+MAX_UNSENT = 64 << 20
+"""Bytes a peer may leave unread before its connection is ended."""
+
+
+class Channel:
+    """Frames over an asyncio stream. `send` never blocks; a peer that does not read is cut off."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.heard = time.monotonic()
+        self.closed_here = False
+
+    def send(self, frame: BaseModel) -> bool:
+        """Queue a frame; False when the connection is ending."""
+        if self._writer.is_closing():
+            return False
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT:
+            self._writer.transport.abort()
+            return False
+        self._writer.write(encode(frame))
+        return True
+
+    async def receive(self, limit: int = MAX_FRAME) -> Frame | None:
+        """Next frame; None at the end of the stream. Raises FrameError on anything else."""
+        try:
+            (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+            if length > limit:
+                raise FrameError(f"a frame of {length} bytes is over the bound of {limit}")
+            body = await self._reader.readexactly(length)
+        except (asyncio.IncompleteReadError, OSError):
+            return None
+        self.heard = time.monotonic()
+        return decode(body)
+
+    async def keep_alive(self, limit: float) -> None:
+        """Ping while the peer is quiet; end the connection when it stays so for `limit` seconds."""
+        while not self._writer.is_closing():
+            await asyncio.sleep(limit / 3)
+            quiet = time.monotonic() - self.heard
+            if quiet > limit:
+                self._writer.transport.abort()
+            elif quiet > limit / 4:
+                self.send(Ping())
+
+    def answer_ping(self, frame: Frame) -> bool:
+        """True when the frame was only a keep-alive."""
+        if isinstance(frame, Ping):
+            self.send(Pong())
+        return isinstance(frame, Ping | Pong)
+
+    @property
+    def closing(self) -> bool:
+        """No more frames go out."""
+        return self._writer.is_closing()
+
+    def close(self) -> None:
+        """End the connection from this side, after what was queued."""
+        self.closed_here = True
+        self._writer.close()
+
+    async def wait_closed(self) -> None:
+        """Wait for the end, whatever it was."""
+        with contextlib.suppress(OSError, ssl.SSLError):
+            await self._writer.wait_closed()
+
+
+def server_context(tls_dir: str | None) -> ssl.SSLContext | None:
+    """Server side of mutual TLS: the dialling side must show a certificate of our CA."""
+    if tls_dir is None:
+        return None
+    return _context(ssl.PROTOCOL_TLS_SERVER, Path(tls_dir))
+
+
+def client_context(tls_dir: str | None) -> ssl.SSLContext | None:
+    """Client side; made anew for each connection, so that renewed files are picked up."""
+    if tls_dir is None:
+        return None
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, Path(tls_dir))
+    context.check_hostname = True
+    return context
+
+
+def _context(protocol: int, folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(folder / "ca.crt")
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context

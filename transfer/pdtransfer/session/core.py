@@ -1,0 +1,197 @@
+"""The endpoint's own thread: event loop, agent, mover and progress; nothing in it dies silently.
+
+Progress is explicit (see agent.nixl): hot while something is in flight, one tick every
+`IDLE_TICK` seconds otherwise, so that a rank that idles costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from pdtransfer.agent.port import AgentPort
+from pdtransfer.errors import TransferError
+from pdtransfer.mover.executor import Mover
+from pdtransfer.session.api import EndpointConfig
+
+logger = logging.getLogger(__name__)
+
+IDLE_TICK = 0.05
+WARM_TICK = 0.002
+SPINS = 30
+EAGER = 4000
+"""Turns of a hot loop without news: first only yields, then sleeps of 50 us, then of 500 us."""
+
+
+class Core:
+    """Runs the loop thread. Attributes `agent` and `mover` are for that thread only."""
+
+    agent: AgentPort
+    mover: Mover
+
+    def __init__(self, name: str, config: EndpointConfig, make_agent: Callable[[], AgentPort]) -> None:
+        self.name = name
+        self.config = config
+        self.timeouts = config.timeouts
+        self.failed: Exception | None = None
+        self.counters: dict[str, float] = {}
+        self._make_agent = make_agent
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._main, name=f"pdtransfer-{name}", daemon=True)
+        self._ready = threading.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stop = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._hot = 0
+        self._warm = 0
+        self.ticks: list[Callable[[float], None]] = []
+        self.on_crash: list[Callable[[Exception], None]] = []
+        self._listeners: list[Callable[[], None]] = []
+
+    def start(self, setup: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start the thread, run `setup` in it and wait for its end; raises what it raised."""
+        self._setup = setup
+        self._thread.start()
+        self._ready.wait()
+        if self.failed is not None:
+            raise self.failed
+
+    def stop(self, timeout: float) -> bool:
+        """End the thread; False when it did not end within `timeout` seconds."""
+        if self._thread.is_alive():
+            self.call(self._stop.set)
+            self.call(self._wake.set)
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def call(self, action: Callable[..., Any], *args: Any) -> None:
+        """Run `action` in the loop thread soon. After the thread's end it does nothing."""
+        if not self._loop.is_closed():
+            try:
+                self._loop.call_soon_threadsafe(action, *args)
+            except RuntimeError:
+                logger.debug("%s: the loop closed before a call", self.name)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str = "") -> asyncio.Task[Any]:
+        """Start a task whose unexpected end crashes the endpoint (loudly), never vanishes."""
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.crash(task.exception())
+
+    def crash(self, error: BaseException | None) -> None:
+        """Something that must not happen happened: every transfer fails with it."""
+        if self.failed is None:
+            logger.error("%s: the endpoint failed: %r", self.name, error, exc_info=error)
+            self.failed = TransferError(f"the endpoint failed: {error!r}", peer=self.name)
+            self.failed.__cause__ = error
+        self._stop.set()
+        self._wake.set()
+
+    def hot(self, delta: int) -> None:
+        """One more (or less) reason to progress without pause."""
+        self._hot += delta
+        self._wake.set()
+
+    def warm(self, delta: int) -> None:
+        """One more (or less) reason to look every few milliseconds."""
+        self._warm += delta
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Look at the mover now."""
+        self._wake.set()
+
+    def count(self, name: str, amount: float = 1) -> None:
+        """Add to a counter."""
+        self.counters[name] = self.counters.get(name, 0) + amount
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Call back on changes."""
+        self._listeners.append(callback)
+
+    def changed(self) -> None:
+        """Tell the listeners. One that raises is logged, not obeyed."""
+        for callback in list(self._listeners):
+            try:
+                callback()
+            except Exception:
+                logger.exception("%s: a change listener failed", self.name)
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(lambda _, c: self.crash(c.get("exception") or RuntimeError(c["message"])))
+        try:
+            self._loop.run_until_complete(self._run())
+        except BaseException as error:
+            self.crash(error)
+        finally:
+            if self.failed is not None:
+                for handler in self.on_crash:
+                    handler(self.failed)
+                self.changed()
+            self._loop.close()
+            self._ready.set()
+
+    async def _run(self) -> None:
+        try:
+            self.agent = self._make_agent()
+            self.mover = Mover(
+                self.agent,
+                window_bytes=self.config.window_bytes,
+                window_ops=self.config.window_ops,
+                settle=self.timeouts.settle,
+            )
+            await self._setup()
+        except Exception as error:
+            self.failed = error
+            return
+        self._ready.set()
+        try:
+            await self._pump()
+        finally:
+            # All of the loop's, not only `_tasks`: the listener makes tasks of its own.
+            tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self.failed is None:
+                for handler in self.on_crash:
+                    handler(TransferError("the endpoint was closed", peer=self.name))
+            self.agent.close()
+
+    async def _pump(self) -> None:
+        quiet, last_tick = 0, 0.0
+        while not self._stop.is_set():
+            moved = self.mover.step()
+            notes = self.agent.progress()
+            if notes:
+                self.count("notifications", len(notes))
+            now = time.monotonic()
+            if now - last_tick > WARM_TICK:
+                last_tick = now
+                for tick in self.ticks:
+                    tick(now)
+            quiet = 0 if moved else quiet + 1
+            if self._hot or self.mover.busy:
+                if quiet > SPINS:
+                    # Not asyncio's timer: epoll rounds up to a millisecond.
+                    time.sleep(50e-6 if quiet < EAGER else 500e-6)  # noqa: ASYNC251
+                await asyncio.sleep(0)
+            elif self._warm:
+                await asyncio.sleep(WARM_TICK)
+            else:
+                self._wake.clear()
+                timer = self._loop.call_later(IDLE_TICK, self._wake.set)
+                await self._wake.wait()
+                timer.cancel()
+                quiet = 0

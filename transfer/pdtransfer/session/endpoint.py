@@ -1,0 +1,307 @@
+"""One rank's endpoint: what an engine makes, and the only place where the parts meet."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from pdtransfer.agent.port import AgentPort, Descriptors
+from pdtransfer.contract.base import MemoryKind, Role
+from pdtransfer.contract.card import RankCard
+from pdtransfer.contract.layout import Region, RegionKind
+from pdtransfer.contract.pairing import meet
+from pdtransfer.contract.verdict import Verdict, VerdictState
+from pdtransfer.errors import Draining, LayoutMismatch, PeerNotRostered, PeerUnreachable, TransferError
+from pdtransfer.peers import Peer, key_of, real_kind
+from pdtransfer.session.api import EndpointConfig, PoolRegion
+from pdtransfer.session.core import Core
+from pdtransfer.session.destination import DestinationSide
+from pdtransfer.session.frames import (
+    Abort,
+    AbortAck,
+    Done,
+    Failed,
+    Frame,
+    ProbeFrame,
+    Request,
+    Started,
+)
+from pdtransfer.session.source import SourceSide
+from pdtransfer.session.transfers import ReceiveTransfer, SendTransfer
+from pdtransfer.session.wiring import Wiring
+
+logger = logging.getLogger(__name__)
+
+AgentFactory = Callable[[str, EndpointConfig], AgentPort]
+
+
+def nixl_agent(name: str, config: EndpointConfig) -> AgentPort:
+    """The default agent: NIXL over UCX."""
+    from pdtransfer.agent.nixl import NixlAgent
+
+    return NixlAgent(name, net_devices=config.net_devices)
+
+
+class RankEndpoint:
+    """`Endpoint` over one rank's KV pool.
+
+    `card_template` is the rank's card without agent fields; its layout's regions are taken from
+    `pool`. The constructor returns when the pool is registered and the control listener is open;
+    `card` is then complete and sealed."""
+
+    def __init__(
+        self,
+        card_template: RankCard,
+        pool: Sequence[PoolRegion],
+        config: EndpointConfig,
+        agent_factory: AgentFactory = nixl_agent,
+    ) -> None:
+        self._pool = tuple(pool)
+        self._config = config
+        regions = tuple(
+            Region(
+                layer=r.layer,
+                kind=RegionKind(r.kind),
+                item_bytes=r.item_bytes,
+                items=r.items,
+                memory=MemoryKind(r.memory),
+                device=r.device,
+                address=r.address,
+            )
+            for r in pool
+        )
+        name = f"{card_template.role.value}-{card_template.rank}-{uuid.uuid4().hex}"
+        layout = card_template.layout.model_copy(update={"regions": regions})
+        self._card = card_template.model_copy(update={"layout": layout, "agent_name": name})
+        self._core = Core(name, config, lambda: agent_factory(name, config))
+        self._wiring = Wiring(self._core, self._card, self._transport)
+        self._wiring.hooks = self
+        self._source = SourceSide(self._core, self._wiring)
+        self._destination = DestinationSide(self._core, self._wiring)
+        self._roster: tuple[RankCard, ...] = ()
+        self._draining = False
+        self._core.start(self._setup)
+
+    # --- start ------------------------------------------------------------------------------
+
+    async def _setup(self) -> None:
+        agent = self._core.agent
+        for kind in MemoryKind:
+            rows = [
+                (r.address, r.item_bytes * r.items, r.device)
+                for r in self._card.layout.regions
+                if r.memory is not None and real_kind(self._card, r.memory) is kind
+            ]
+            if rows:
+                agent.register(_merged(rows), kind)
+        agent.register(self._wiring.prober.scratch.descriptors, MemoryKind.DRAM)
+        port = await self._wiring.listen()
+        host = self._config.advertise_host
+        devices = os.environ.get("UCX_NET_DEVICES", "")
+        self._card = self._card.model_copy(
+            update={
+                "nixl_metadata": base64.b64encode(agent.metadata()).decode(),
+                "control": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+                "transports": tuple(t for t in os.environ.get("UCX_TLS", "").split(",") if t),
+                "devices": tuple(d for d in devices.split(",") if d),
+            }
+        ).sealed()
+        self._wiring.card = self._card
+
+    def _transport(self) -> tuple[str, str]:
+        """What is honestly known: no NIXL call tells which lanes a transfer used."""
+        tls = os.environ.get("UCX_TLS", "") or "any"
+        devices = os.environ.get("UCX_NET_DEVICES", "") or "any"
+        emulated = ", VRAM emulated on host memory" if self._card.layout.emulated_vram else ""
+        return "UCX", f"checksummed READ and WRITE; lane not observed (UCX_TLS={tls}, devices={devices}){emulated}"
+
+    # --- Endpoint ---------------------------------------------------------------------------
+
+    @property
+    def card(self) -> RankCard:
+        """This rank's sealed card."""
+        return self._card
+
+    @property
+    def failed(self) -> Exception | None:
+        """Why the endpoint's thread ended, if it did so by itself."""
+        return self._core.failed
+
+    def apply_peers(self, peers: Sequence[RankCard]) -> None:
+        """The whole set of wired peers; returns at once."""
+        self._roster = tuple(peers)
+        self._core.call(self._wiring.apply, self._roster)
+
+    def probe(self, pod_uids: Sequence[str] = ()) -> None:
+        """Probe these pods' ranks again (all when empty)."""
+        self._core.call(self._wiring.probe_again, tuple(pod_uids))
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """One verdict a peer."""
+        return self._wiring.verdicts
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Called from the endpoint's thread when something changed."""
+        self._core.listen(callback)
+
+    def peers_for(self, bootstrap: str) -> tuple[RankCard, ...]:
+        """Rostered prefill ranks behind `bootstrap` that this rank reads from."""
+        found = [
+            c
+            for c in self._roster
+            if c.role is Role.PREFILL and c.bootstrap == bootstrap and meet(c.layout, self._card.layout)
+        ]
+        if not found:
+            raise PeerNotRostered("the roster names no prefill rank at this bootstrap address", peer=bootstrap)
+        return tuple(sorted(found, key=lambda c: (c.pod_uid, c.rank)))
+
+    def receive(
+        self,
+        *,
+        room: int,
+        attempt: int,
+        bootstrap: str,
+        pages: Sequence[int],
+        first_page: int = 0,
+        tokens: int,
+    ) -> ReceiveTransfer:
+        """Ask for a room's KV into `pages` (prompt pages `first_page ..`)."""
+        self._alive(room)
+        sources = self._sources(room, bootstrap)
+        refused = {(v.peer_pod_uid, v.peer_rank): v for v in self.verdicts if v.state is VerdictState.REFUSED}
+        for card in sources:
+            verdict = refused.get(key_of(card))
+            if verdict is not None and verdict.peer_incarnation == card.incarnation:
+                raise PeerUnreachable(f"{verdict.reason}: {verdict.message}", room=room, peer=bootstrap)
+        return self._destination.open(room, attempt, sources, pages, first_page, tokens)
+
+    def _sources(self, room: int, bootstrap: str) -> tuple[RankCard, ...]:
+        """The ranks to ask: one data-parallel group (room modulo its size, SGLang's rule), and
+        together they must hold every region and head of this rank."""
+        cards = self.peers_for(bootstrap)
+        cards = tuple(c for c in cards if c.layout.coordinates.dp == room % c.layout.coordinates.dp_size)
+        mine = self._card.layout
+        for region in mine.regions:
+            heads = 0
+            for card in cards:
+                if not any(r.key == region.key for r in card.layout.regions):
+                    continue
+                if mine.heads is None or card.layout.heads is None:
+                    heads += 1
+                    continue
+                low = max(mine.heads.first, card.layout.heads.first)
+                high = min(mine.heads.first + mine.heads.count, card.layout.heads.first + card.layout.heads.count)
+                heads += max(0, high - low)
+            wanted = mine.heads.count if mine.heads else 1
+            if heads < wanted:
+                raise PeerNotRostered(
+                    f"the rostered prefill ranks hold {heads} of {wanted} KV heads of layer {region.layer}",
+                    room=room,
+                    peer=bootstrap,
+                )
+        return cards
+
+    def send(self, *, room: int, tokens: int) -> SendTransfer:
+        """Begin sending a room; chunks follow."""
+        self._alive(room)
+        sender = SendTransfer(room, tokens, lambda what, *args: self._core.call(self._source.command, what, *args))
+        self._core.call(self._source.command, "open", sender)
+        return sender
+
+    def _alive(self, room: int) -> None:
+        if self._core.failed is not None:
+            raise self._core.failed
+        if self._draining:
+            raise Draining("this rank takes no new transfers", room=room)
+
+    @property
+    def inflight(self) -> int:
+        """Transfers that are not settled."""
+        return self._source.inflight + self._destination.inflight
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """Monotone counters and gauges."""
+        return {
+            **self._core.counters,
+            "inflight": float(self.inflight),
+            "quarantined_bytes": float(self._destination.quarantined_bytes),
+        }
+
+    def drain(self) -> None:
+        """Finish what is in flight, refuse what is new."""
+        self._draining = True
+        self._core.call(setattr, self._source, "draining", True)
+
+    def close(self) -> None:
+        """End everything; transfers that are not terminal fail."""
+        self._draining = True
+        if not self._core.stop(self._config.timeouts.settle + 5.0):
+            logger.error("%s: the endpoint's thread did not end in time", self._core.name)
+
+    def wait_wired(self, timeout: float) -> bool:
+        """Block until every peer of the last roster is Wired (for scripts and tests)."""
+        until = time.monotonic() + timeout
+        while time.monotonic() < until:
+            wired = {
+                (v.peer_pod_uid, v.peer_rank, v.peer_incarnation)
+                for v in self.verdicts
+                if v.state is VerdictState.WIRED
+            }
+            if {(*key_of(c), c.incarnation) for c in self._roster} <= wired:
+                return True
+            time.sleep(0.01)
+        return False
+
+    # --- hooks of the wiring ----------------------------------------------------------------
+
+    def on_connected(self, peer: Peer) -> None:
+        """Repeat what the peer may have missed."""
+        self._destination.on_connected(peer)
+
+    def on_peer_gone(self, peer: Peer, error: TransferError) -> None:
+        """Transfers with it fail."""
+        self._source.on_peer_gone(peer, error)
+        self._destination.on_peer_gone(peer, error)
+
+    def on_dead(self, peer: Peer) -> None:
+        """Its writes can not land any more."""
+        self._destination.on_dead(peer)
+
+    def owes(self, peer: Peer) -> bool:
+        """A fence is wanted from it."""
+        return self._destination.owes(peer)
+
+    def on_frame(self, peer: Peer, frame: Frame) -> None:
+        """Hand a frame to whom it concerns; frames of the wrong direction are counted only."""
+        decode = self._card.role is Role.DECODE
+        if isinstance(frame, ProbeFrame):
+            self._wiring.prober.on_frame(peer, frame)
+        elif isinstance(frame, Request) and not decode:
+            self._source.on_request(peer, frame)
+        elif isinstance(frame, Abort) and not decode:
+            self._source.on_abort(peer, frame)
+        elif isinstance(frame, Started) and decode:
+            self._destination.on_started(peer, frame)
+        elif isinstance(frame, Done) and decode:
+            self._destination.on_done(peer, frame)
+        elif isinstance(frame, Failed) and decode:
+            self._destination.on_failed(peer, frame)
+        elif isinstance(frame, AbortAck) and decode:
+            self._destination.on_abort_ack(peer, frame)
+        else:
+            self._core.count("stray_frames")
+
+
+def _merged(rows: Sequence[tuple[int, int, int]]) -> Descriptors:
+    """Regions for registration, each once, ordered."""
+    if not rows:
+        raise LayoutMismatch("nothing to register")
+    return np.array(sorted(set(rows)), dtype=np.uint64)

@@ -1,0 +1,218 @@
+"""Frames of the rank-to-rank control channel: a 4-byte big-endian length, then one JSON object.
+
+Every frame about a request carries its whole identity (room, attempt, both incarnations); a frame
+that does not decode ends the connection. Frames are bounded, so a peer can't fill our memory.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from pdtransfer.session.api import Identity
+
+MAX_FRAME = 4 << 20
+MAX_HELLO = 64 << 10
+"""Bytes; before the peer is known, less is read from it."""
+HEADER = struct.Struct(">I")
+
+
+class FrameError(Exception):
+    """Bytes that are no frame."""
+
+
+class _Frame(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Hello(_Frame):
+    """First frame of the dialling side: who it is and whom it means."""
+
+    t: Literal["hello"] = "hello"
+    cluster_uid: str
+    pod_uid: str
+    incarnation: str
+    rank: int
+    agent_name: str
+    layout_hash: str
+    to_pod_uid: str
+    to_incarnation: str
+    to_rank: int
+
+
+class Welcome(_Frame):
+    """The accepting side is whom the dialling side means, and its roster names the other."""
+
+    t: Literal["welcome"] = "welcome"
+    pod_uid: str
+    incarnation: str
+    rank: int
+    agent_name: str
+
+
+class Refused(_Frame):
+    """The connection is not wanted; it ends after this frame."""
+
+    t: Literal["refused"] = "refused"
+    reason: str
+    message: str = ""
+
+
+class _Identified(_Frame):
+    room: int
+    attempt: int = Field(ge=0)
+    source: str
+    destination: str
+
+    @property
+    def identity(self) -> Identity:
+        """The four parts as one value."""
+        return Identity(self.room, self.attempt, self.source, self.destination)
+
+
+class Request(_Identified):
+    """Decode asks one prefill rank for prompt pages `first_page ..`, into its own `pages`.
+    `required` is how many decode ranks ask this prefill rank for the room."""
+
+    t: Literal["request"] = "request"
+    pages: tuple[Annotated[int, Field(ge=0, lt=1 << 40)], ...]
+    first_page: int = Field(ge=0)
+    tokens: int = Field(ge=0)
+    required: int = Field(gt=0)
+
+
+class Started(_Identified):
+    """Bytes of a chunk are being written; moves the decode's deadline on."""
+
+    t: Literal["started"] = "started"
+
+
+class Done(_Identified):
+    """Every byte is in place and every handle is done. `metadata` is base64."""
+
+    t: Literal["done"] = "done"
+    nbytes: int = Field(ge=0)
+    metadata: str = ""
+
+
+class Failed(_Identified):
+    """The source gave up. `settled`: no write of it can land any more (else AbortAck follows)."""
+
+    t: Literal["failed"] = "failed"
+    reason: str
+    message: str = ""
+    nbytes: int = 0
+    settled: bool = False
+
+
+class Abort(_Identified):
+    """Decode gives up; answered by AbortAck once every handle of the source has settled."""
+
+    t: Literal["abort"] = "abort"
+    reason: str = ""
+
+
+class AbortAck(_Identified):
+    """No write of this identity can land, now or later."""
+
+    t: Literal["abort_ack"] = "abort_ack"
+
+
+class Ping(_Frame):
+    """Are you there?"""
+
+    t: Literal["ping"] = "ping"
+
+
+class Pong(_Frame):
+    """Yes."""
+
+    t: Literal["pong"] = "pong"
+
+
+class Sample(_Frame):
+    """`nbytes` at the start of one page of the `region`-th region of the peer's card."""
+
+    region: int = Field(ge=0)
+    page: int = Field(ge=0)
+    nbytes: int = Field(gt=0)
+
+
+class ProbeOpen(_Frame):
+    """Ask the peer to hash these samples of its pool and to lend a piece of scratch."""
+
+    t: Literal["probe_open"] = "probe_open"
+    seq: int
+    samples: tuple[Sample, ...] = Field(max_length=64)
+
+
+class ProbeGrant(_Frame):
+    """Scratch at `address`, `nbytes` long (0: none free, try later), and digests of the samples."""
+
+    t: Literal["probe_grant"] = "probe_grant"
+    seq: int
+    address: int = 0
+    nbytes: int = 0
+    digests: tuple[str, ...] = ()
+
+
+class ProbeHash(_Frame):
+    """Hash the samples again (they may have changed while they were read)."""
+
+    t: Literal["probe_hash"] = "probe_hash"
+    seq: int
+
+
+class ProbeDigests(_Frame):
+    """Answer of ProbeHash."""
+
+    t: Literal["probe_digests"] = "probe_digests"
+    seq: int
+    digests: tuple[str, ...]
+
+
+class ProbeCheck(_Frame):
+    """Hash the lent scratch."""
+
+    t: Literal["probe_check"] = "probe_check"
+    seq: int
+
+
+class ProbeChecked(_Frame):
+    """Answer of ProbeCheck."""
+
+    t: Literal["probe_checked"] = "probe_checked"
+    seq: int
+    digest: str
+
+
+class ProbeClose(_Frame):
+    """The scratch is not needed any more; `settled` tells that no write into it is in flight."""
+
+    t: Literal["probe_close"] = "probe_close"
+    seq: int
+    settled: bool = True
+
+
+RequestFrame = Request | Started | Done | Failed | Abort | AbortAck
+ProbeFrame = ProbeOpen | ProbeGrant | ProbeHash | ProbeDigests | ProbeCheck | ProbeChecked | ProbeClose
+Frame = Hello | Welcome | Refused | Ping | Pong | RequestFrame | ProbeFrame
+_frames: TypeAdapter[Frame] = TypeAdapter(Annotated[Frame, Field(discriminator="t")])
+
+
+def encode(frame: BaseModel) -> bytes:
+    """Length and JSON of a frame."""
+    body = frame.model_dump_json().encode()
+    if len(body) > MAX_FRAME:
+        raise FrameError(f"a frame of {len(body)} bytes is over the bound of {MAX_FRAME}")
+    return HEADER.pack(len(body)) + body
+
+
+def decode(body: bytes) -> Frame:
+    """The frame of a body without its length."""
+    try:
+        return _frames.validate_json(body)
+    except ValidationError as error:
+        raise FrameError(f"not a frame: {error.errors(include_url=False, include_input=False)[:3]}") from error

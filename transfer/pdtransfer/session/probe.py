@@ -1,0 +1,363 @@
+"""Proof that bytes move between two ranks: READ pool pages, WRITE a random block, compare digests.
+
+The peer hashes the same bytes on its side. Pool pages may change meanwhile, so it hashes before
+and after; a page that changed proves nothing and is tried again. Host memory is hashed in place;
+real VRAM is first read into scratch by the agent itself (a loopback transfer).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pdtransfer.agent.port import AgentFailure, Descriptors
+from pdtransfer.contract.base import MemoryKind
+from pdtransfer.contract.card import RankCard
+from pdtransfer.errors import ChecksumMismatch, DeadlineExceeded, PeerUnreachable, TransferError
+from pdtransfer.mover.executor import Batch, Job
+from pdtransfer.peers import Peer, real_kind
+from pdtransfer.session.core import Core
+from pdtransfer.session.frames import (
+    ProbeCheck,
+    ProbeChecked,
+    ProbeClose,
+    ProbeDigests,
+    ProbeFrame,
+    ProbeGrant,
+    ProbeHash,
+    ProbeOpen,
+    Sample,
+)
+
+BLOCK = 64 << 10
+"""Bytes of one scratch slot, and of the random block."""
+SLOTS = 64
+SAMPLE_REGIONS = 8
+SAMPLE_BYTES = 64 << 10
+SAMPLES = 2 * SAMPLE_REGIONS
+CONCURRENT = 2
+TRIES = 3
+
+
+def choose_samples(card: RankCard) -> tuple[Sample, ...]:
+    """First and last page of up to SAMPLE_REGIONS regions: the first and the last ones registered
+    of each memory kind, since one pool may hold several allocations."""
+    regions = card.layout.regions
+    chosen: list[int] = []
+    for kind in MemoryKind:
+        of_kind = [i for i, r in enumerate(regions) if r.memory is kind]
+        half = SAMPLE_REGIONS // 4
+        chosen += sorted({*of_kind[:half], *of_kind[-half:]})
+    return tuple(
+        Sample(region=i, page=page, nbytes=min(SAMPLE_BYTES, regions[i].item_bytes))
+        for i in chosen
+        for page in sorted({0, regions[i].items - 1})
+    )
+
+
+def digest(data: bytes) -> str:
+    """Digest that both sides compute."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+class Scratch:
+    """Registered host memory in slots of BLOCK bytes. A slot with a write in flight never returns."""
+
+    def __init__(self, slots: int = SLOTS) -> None:
+        self.memory = np.zeros(slots * BLOCK, dtype=np.uint8)
+        self.address = int(self.memory.ctypes.data)
+        self._free = list(range(slots))
+
+    @property
+    def descriptors(self) -> Descriptors:
+        """For registration."""
+        return np.array([[self.address, self.memory.nbytes, 0]], dtype=np.uint64)
+
+    def take(self) -> int | None:
+        """Address of a free slot, or None."""
+        return self.address + self._free.pop() * BLOCK if self._free else None
+
+    def give(self, address: int) -> None:
+        """Return a slot."""
+        self._free.append((address - self.address) // BLOCK)
+
+    def read(self, address: int, size: int) -> bytes:
+        """Bytes of a slot."""
+        at = address - self.address
+        return self.memory[at : at + size].tobytes()
+
+    def write(self, address: int, data: bytes) -> None:
+        """Fill a slot."""
+        at = address - self.address
+        self.memory[at : at + len(data)] = np.frombuffer(data, dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What was moved and proven."""
+
+    nbytes: int
+    seconds: float
+    stable_samples: int
+    samples: int
+
+
+@dataclass(eq=False)
+class _Lent:
+    samples: tuple[Sample, ...]
+    address: int
+    until: float
+
+
+class Prober:
+    """Both ends of a probe. Runs in the core's thread."""
+
+    def __init__(self, core: Core, card: Any) -> None:
+        self._core = core
+        self._card = card
+        self.scratch = Scratch()
+        self._answers: dict[tuple[Peer, int], asyncio.Future[Any]] = {}
+        self._lent: dict[tuple[Peer, int], _Lent] = {}
+        self._turn = asyncio.Semaphore(CONCURRENT)
+        self._seq = 0
+        self._lost: dict[Peer, int] = {}
+        """Slots a peer may still write to: lent to that same peer again, to no other."""
+        self._active: set[int] = set()
+        """Own slots with a transfer in flight."""
+        core.ticks.append(self._tick)
+
+    # --- this side asks ---------------------------------------------------------------------
+
+    async def probe(self, peer: Peer) -> ProbeResult:
+        """Raises TransferError when bytes do not move or do not match."""
+        async with self._turn:
+            self._core.hot(1)
+            try:
+                return await asyncio.wait_for(self._probe(peer), self._core.timeouts.probe)
+            except TimeoutError:
+                raise DeadlineExceeded("the probe did not finish in time", peer=peer.label) from None
+            finally:
+                self._core.hot(-1)
+
+    async def _probe(self, peer: Peer) -> ProbeResult:
+        samples = choose_samples(peer.card)
+        self._seq += 1
+        seq = self._seq
+        grant = ProbeGrant(seq=seq)
+        for _ in range(100):
+            grant = await self._ask(peer, ProbeOpen(seq=seq, samples=samples), seq, ProbeGrant)
+            if grant.nbytes:
+                break
+            await asyncio.sleep(0.05)
+        if not grant.nbytes:
+            raise DeadlineExceeded("the peer lends no scratch", peer=peer.label)
+        settled = False
+        mine = self.scratch.take()
+        try:
+            if mine is None:
+                raise DeadlineExceeded("no scratch is free", peer=peer.label)
+            before, moved, seconds = list(grant.digests), 0, 0.0
+            stable: set[int] = set()
+            for _ in range(TRIES):
+                got: dict[int, str] = {}
+                for i in sorted(set(range(len(samples))) - stable):
+                    region = peer.card.layout.regions[samples[i].region]
+                    at = region.address + samples[i].page * region.item_bytes
+                    kind = real_kind(peer.card, region.memory or MemoryKind.DRAM)
+                    seconds += await self._move(peer, "READ", mine, at, samples[i].nbytes, kind, region.device)
+                    moved += samples[i].nbytes
+                    got[i] = digest(self.scratch.read(mine, samples[i].nbytes))
+                after = (await self._ask(peer, ProbeHash(seq=seq), seq, ProbeDigests)).digests
+                if len(before) != len(samples) or len(after) != len(samples):
+                    raise TransferError("the peer hashed other samples", peer=peer.label)
+                for i, value in got.items():
+                    if before[i] == after[i]:
+                        if value != after[i]:
+                            raise ChecksumMismatch(f"READ of {samples[i]} gave other bytes", peer=peer.label)
+                        stable.add(i)
+                before = list(after)
+                if len(stable) == len(samples):
+                    break
+            size = min(BLOCK, grant.nbytes)
+            block = os.urandom(size)
+            self.scratch.write(mine, block)
+            seconds += await self._move(peer, "WRITE", mine, grant.address, size, MemoryKind.DRAM, 0)
+            checked = await self._ask(peer, ProbeCheck(seq=seq), seq, ProbeChecked)
+            if checked.digest != digest(block):
+                raise ChecksumMismatch("a WRITE to scratch arrived changed", peer=peer.label)
+            settled = True
+            return ProbeResult(moved + size, seconds, len(stable), len(samples))
+        finally:
+            if mine is not None and (settled or mine not in self._active):
+                self.scratch.give(mine)
+                settled = True
+            if peer.channel is not None:
+                peer.channel.send(ProbeClose(seq=seq, settled=settled))
+
+    async def _move(
+        self, peer: Peer, operation: str, local: int, remote: int, size: int, kind: MemoryKind, device: int
+    ) -> float:
+        """Seconds one transfer took."""
+        ended = asyncio.Event()
+        self._active.add(local)
+
+        def over(job: Job) -> None:
+            if job.settled:
+                self._active.discard(local)
+            ended.set()
+
+        job = Job(
+            f"probe of {peer.label}",
+            peer.card.agent_name,
+            time.monotonic() + self._core.timeouts.probe,
+            on_finish=over,
+            on_drained=over,
+            operation="READ" if operation == "READ" else "WRITE",
+        )
+        batch = Batch(
+            np.array([[local, size, 0]], dtype=np.uint64),
+            MemoryKind.DRAM,
+            np.array([[remote, size, device]], dtype=np.uint64),
+            kind,
+            size,
+        )
+        began = time.monotonic()
+        self._core.mover.start(job)
+        self._core.mover.add(job, iter((batch,)))
+        self._core.mover.close(job)
+        self._core.wake()
+        try:
+            await ended.wait()
+        finally:
+            if not ended.is_set():
+                self._core.mover.fail(job, DeadlineExceeded("the probe was given up"))
+        if job.error is not None:
+            raise job.error
+        return time.monotonic() - began
+
+    async def _ask(self, peer: Peer, frame: Any, seq: int, kind: type[Any]) -> Any:
+        if peer.channel is None:
+            raise PeerUnreachable("the control connection is gone", peer=peer.label)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._answers[(peer, seq)] = answer
+        peer.channel.send(frame)
+        try:
+            got = await answer
+        finally:
+            self._answers.pop((peer, seq), None)
+        if not isinstance(got, kind):
+            raise TransferError("the peer answered something else", peer=peer.label)
+        return got
+
+    # --- the peer asks ----------------------------------------------------------------------
+
+    def on_frame(self, peer: Peer, frame: ProbeFrame) -> None:
+        """Answer, or hand an answer to who waits for it."""
+        key = (peer, frame.seq)
+        if isinstance(frame, ProbeGrant | ProbeDigests | ProbeChecked):
+            waiting = self._answers.get(key)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(frame)
+        elif isinstance(frame, ProbeOpen):
+            self._core.spawn(self._lend(peer, frame), "probe-lend")
+        elif isinstance(frame, ProbeClose):
+            self._take_back(key, frame.settled)
+        elif key in self._lent:
+            self._core.spawn(self._answer(peer, frame, self._lent[key]), "probe-answer")
+
+    async def _lend(self, peer: Peer, frame: ProbeOpen) -> None:
+        key = (peer, frame.seq)
+        self._take_back(key, True)
+        address = self._lost.pop(peer, None) or self.scratch.take()
+        grant = ProbeGrant(seq=frame.seq)
+        if address is not None:
+            self._lent[key] = _Lent(frame.samples, address, time.monotonic() + 2 * self._core.timeouts.probe)
+            self._core.hot(1)
+            grant = ProbeGrant(seq=frame.seq, address=address, nbytes=BLOCK, digests=await self._hash(frame.samples))
+        if peer.channel is not None:
+            peer.channel.send(grant)
+
+    async def _answer(self, peer: Peer, frame: ProbeHash | ProbeCheck, lent: _Lent) -> None:
+        answer: ProbeDigests | ProbeChecked
+        if isinstance(frame, ProbeHash):
+            answer = ProbeDigests(seq=frame.seq, digests=await self._hash(lent.samples))
+        else:
+            answer = ProbeChecked(seq=frame.seq, digest=digest(self.scratch.read(lent.address, BLOCK)))
+        if peer.channel is not None:
+            peer.channel.send(answer)
+
+    async def _hash(self, samples: Sequence[Sample]) -> tuple[str, ...]:
+        card: RankCard = self._card()
+        found = []
+        for sample in samples:
+            if sample.region >= len(card.layout.regions):
+                return ()
+            region = card.layout.regions[sample.region]
+            if sample.page >= region.items or sample.nbytes > min(SAMPLE_BYTES, region.item_bytes):
+                return ()
+            at = region.address + sample.page * region.item_bytes
+            kind = real_kind(card, region.memory or MemoryKind.DRAM)
+            if kind is MemoryKind.DRAM:
+                found.append(digest(ctypes.string_at(at, sample.nbytes)))
+            else:
+                found.append(await self._hash_device(card, at, sample.nbytes, region.device))
+        return tuple(found)
+
+    async def _hash_device(self, card: RankCard, address: int, size: int, device: int) -> str:
+        """Device memory, copied to scratch by a loopback READ of our own agent."""
+        slot = self.scratch.take()
+        if slot is None:
+            return ""
+        agent = self._core.agent
+        one = np.zeros(1, dtype=np.int32)
+        local = agent.prepare(None, np.array([[slot, size, 0]], dtype=np.uint64), MemoryKind.DRAM)
+        remote = agent.prepare(card.agent_name, np.array([[address, size, device]], dtype=np.uint64), MemoryKind.VRAM)
+        try:
+            handle = agent.post("READ", local, one, remote, one)
+            until = time.monotonic() + self._core.timeouts.probe
+            while agent.poll(handle).value != "Done":
+                if time.monotonic() > until:
+                    return ""  # the slot stays taken: the copy may still land in it
+                await asyncio.sleep(0)
+            agent.release(handle)
+        except AgentFailure:
+            return ""
+        found = digest(self.scratch.read(slot, size))
+        self.scratch.give(slot)
+        return found
+
+    def _take_back(self, key: tuple[Peer, int], settled: bool) -> None:
+        lent = self._lent.pop(key, None)
+        if lent is not None:
+            self._core.hot(-1)
+            if settled:
+                self.scratch.give(lent.address)
+            else:
+                self._lost[key[0]] = lent.address
+
+    def forget(self, peer: Peer) -> None:
+        """The peer is gone for good."""
+        address = self._lost.pop(peer, None)
+        if address is not None:
+            self.scratch.give(address)
+
+    def on_disconnected(self, peer: Peer) -> None:
+        """Who waits for the peer's answer waits no more; lent scratch is not lent again."""
+        for (who, _), answer in list(self._answers.items()):
+            if who is peer and not answer.done():
+                answer.set_exception(PeerUnreachable("the control connection ended", peer=peer.label))
+        for key in [k for k in self._lent if k[0] is peer]:
+            self._take_back(key, False)
+
+    def _tick(self, now: float) -> None:
+        for key, lent in list(self._lent.items()):
+            if now > lent.until:
+                self._take_back(key, False)
