@@ -97,7 +97,7 @@ def _status(cluster: Cluster, leaks: bool) -> int:
     for line in health.trouble:
         print(f"trouble: {line}")
     print(f"kubeconfig: {cluster.layout.kubeconfig}")
-    print(f"programs:   {tools.ensure_tools(_say, only=['none']).bin_dir}")
+    print(f"programs:   {tools.ensure_tools(_say, ()).bin_dir}")
     print("note: NetworkPolicy isn't enforced; rdma/hca is emulated (counted, no device)")
     print("the cluster is well" if health.well else "the cluster isn't well: run up again")
     return 0 if health.well else 1
@@ -119,7 +119,7 @@ def _exec(cluster: Cluster, node: str, arguments: Sequence[str]) -> int:
 
 def _wrapped(cluster: Cluster, program: str, arguments: Sequence[str]) -> int:
     cluster.settings()
-    path = tools.ensure_tools(_say)[program]
+    path = tools.ensure_tools(_say, [program])[program]
     os.environ["KUBECONFIG"] = str(cluster.layout.kubeconfig)
     os.execv(path, [program, *arguments])
 

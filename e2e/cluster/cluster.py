@@ -59,6 +59,7 @@ class Cluster:
     def up(self, count: int) -> None:
         """Brings the cluster up, or mends it; does nothing where it is well."""
         wanted = addressing.nodes(count)
+        self.layout.check()
         debian.check_host()
         with state.locked(self.layout):
             if self._keep(count):

@@ -35,7 +35,8 @@ class Layout:
     def default(cls) -> Layout:
         return cls(Path(os.environ.get("PDCLUSTER_STATE") or DEFAULT_STATE))
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Refuses a folder in which a cluster couldn't run."""
         if not self.root.is_absolute() or len(str(self.root)) > _MAX_STATE_LENGTH:
             raise ValueError(
                 f"the state folder must be an absolute path of at most {_MAX_STATE_LENGTH} "

@@ -68,7 +68,7 @@ def _same(left: Path, right: Path) -> bool:
 def outermost(folders: Iterable[Path]) -> list[Path]:
     """The folders without those that lie in another of them (their mounts would hide)."""
     kept: list[Path] = []
-    for folder in sorted(set(folders), key=lambda path: len(path.parts)):
+    for folder in sorted(set(folders), key=lambda path: (len(path.parts), path)):
         if not any(folder.is_relative_to(other) for other in kept):
             kept.append(folder)
     return kept
