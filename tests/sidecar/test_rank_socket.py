@@ -15,7 +15,7 @@ import pytest
 from sidecar_kit import FakeEndpoint, card, peer, roster, running, until, verdict
 
 from pdtransfer.contract.link import Heartbeat, Hello, Refuse, Verdicts, sidecar_messages
-from pdtransfer.sidecar import rank_link, sockets, state, views
+from pdtransfer.sidecar import model, rank_link, sockets, views
 from pdtransfer.sidecar.main import Sidecar
 from pdtransfer.sidecar.rank_link import RankLink
 
@@ -318,4 +318,4 @@ async def test_a_link_costs_almost_nothing(tmp_path: Path) -> None:
 
 
 def test_stale_and_refused_times_are_those_of_the_contract() -> None:
-    assert (state.STALE_AFTER, rank_link.HEARTBEAT) == (3.0, 0.5)
+    assert (model.STALE_AFTER, rank_link.HEARTBEAT) == (3.0, 0.5)

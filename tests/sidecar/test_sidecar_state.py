@@ -10,20 +10,21 @@ from pdtransfer.contract.base import Role
 from pdtransfer.contract.link import Drain, Heartbeat, Hello, Peers, Refuse, Verdicts
 from pdtransfer.contract.roster import RosterRefusal
 from pdtransfer.contract.verdict import VerdictState
+from pdtransfer.sidecar import model as m
 from pdtransfer.sidecar import state as s
 from pdtransfer.sidecar import views
 
-ME = s.Identity(cluster_uid=CLUSTER, pod_uid=POD, role=Role.PREFILL)
-EMPTY = s.PodState(identity=ME)
+ME = m.Identity(cluster_uid=CLUSTER, pod_uid=POD, role=Role.PREFILL)
+EMPTY = m.PodState(identity=ME)
 
 
-def two_ranks() -> s.PodState:
+def two_ranks() -> m.PodState:
     state, _ = s.hello(EMPTY, 1, Hello(card=card(0), expected_ranks=2), 0.0)
     state, _ = s.hello(state, 2, Hello(card=card(1), expected_ranks=2), 0.0)
     return state
 
 
-def take(state: s.PodState, r: object) -> s.PodState:
+def take(state: m.PodState, r: object) -> m.PodState:
     result = s.put_roster(state, r, r.hash)
     assert isinstance(result, s.Taken), result
     return result.state
@@ -33,9 +34,9 @@ def test_first_roster_is_pushed_to_each_rank_only_with_its_part() -> None:
     r = roster()
     result = s.put_roster(two_ranks(), r, r.hash)
     assert isinstance(result, s.Taken)
-    sent = {e.conn: e.message for e in result.effects if isinstance(e, s.Send)}
-    assert {c: [p.rank for p in m.peers] for c, m in sent.items()} == {1: [0], 2: [1]}
-    assert all((m.term, m.counter, m.roster_hash) == (1, 1, r.hash) for m in sent.values())
+    sent = {e.conn: e.message for e in result.effects if isinstance(e, m.Send)}
+    assert {c: [p.rank for p in msg.peers] for c, msg in sent.items()} == {1: [0], 2: [1]}
+    assert all((msg.term, msg.counter, msg.roster_hash) == (1, 1, r.hash) for msg in sent.values())
 
 
 def test_roster_ordering_table() -> None:
@@ -70,7 +71,7 @@ def test_new_incarnation_clears_roster_and_verdicts_and_closes_the_old_connectio
     state = take(two_ranks(), roster((4, 2)))
     state = s.verdicts(state, 1, Verdicts(verdicts=(verdict(0, peer(0)),)), 1.0)
     state, effects = s.hello(state, 3, Hello(card=card(0, incarnation="i2"), expected_ranks=2), 2.0)
-    assert {e.conn for e in effects if isinstance(e, s.Close)} == {1, 2}
+    assert {e.conn for e in effects if isinstance(e, m.Close)} == {1, 2}
     assert state.roster is None and [r.conn for r in state.ranks] == [3]
     assert views.pod_verdicts(state).verdicts == ()
     shown = views.pod_cards(state, 2.0)
@@ -84,7 +85,7 @@ def test_a_replaced_incarnation_is_refused_when_it_comes_back() -> None:
     state, _ = s.hello(two_ranks(), 3, Hello(card=card(0, incarnation="i2"), expected_ranks=2), 0.0)
     after, effects = s.hello(state, 4, Hello(card=card(1, incarnation="i1"), expected_ranks=2), 0.0)
     assert after.ranks == state.ranks and after.incarnation == "i2"
-    assert [e.message.reason for e in effects if isinstance(e, s.Send)] == ["OldIncarnation"]
+    assert [e.message.reason for e in effects if isinstance(e, m.Send)] == ["OldIncarnation"]
 
 
 def test_refusals_name_the_reason() -> None:
@@ -101,11 +102,11 @@ def test_refusals_name_the_reason() -> None:
     for c, expected, reason in table:
         before = two_ranks()
         after, effects = s.hello(before, 9, Hello(card=c, expected_ranks=expected), 5.0)
-        assert [type(e) for e in effects] == [s.Send, s.Close]
+        assert [type(e) for e in effects] == [m.Send, m.Close]
         assert isinstance(effects[0].message, Refuse) and effects[0].message.reason == reason
         assert after.ranks == before.ranks
         assert [(r.rank, r.reason) for r in views.pod_cards(after, 6.0).refused] == [(c.rank, reason)]
-        assert views.pod_cards(after, 5.0 + s.REFUSED_FOR).refused == ()
+        assert views.pod_cards(after, 5.0 + m.REFUSED_FOR).refused == ()
 
 
 def test_a_rank_that_reconnects_gets_its_peers_and_the_drain_again() -> None:
@@ -113,7 +114,7 @@ def test_a_rank_that_reconnects_gets_its_peers_and_the_drain_again() -> None:
     state = s.closed(state, 2)
     assert views.pod_cards(state, 0.0).complete is False
     state, effects = s.hello(state, 7, Hello(card=card(1), expected_ranks=2), 0.0)
-    messages = [e.message for e in effects if isinstance(e, s.Send)]
+    messages = [e.message for e in effects if isinstance(e, m.Send)]
     assert isinstance(messages[0], Peers) and [c.rank for c in messages[0].peers] == [1]
     assert isinstance(messages[1], Drain)
     assert views.pod_cards(state, 0.0).complete
@@ -121,7 +122,7 @@ def test_a_rank_that_reconnects_gets_its_peers_and_the_drain_again() -> None:
 
 def test_a_reconnect_before_the_old_end_is_seen_closes_the_old_connection() -> None:
     state, effects = s.hello(two_ranks(), 8, Hello(card=card(1), expected_ranks=2), 0.0)
-    assert [(e.conn) for e in effects] == [2] and isinstance(effects[0], s.Close)
+    assert [(e.conn) for e in effects] == [2] and isinstance(effects[0], m.Close)
     assert s.closed(state, 2) == state
 
 
@@ -144,7 +145,7 @@ def test_kept_roster_is_in_force_again_for_the_same_incarnation_only() -> None:
     r = roster((3, 3))
     start = s.restored(ME, r, r.hash, False)
     same, effects = s.hello(start, 1, Hello(card=card(0), expected_ranks=2), 0.0)
-    assert same.roster == r and isinstance(effects[0], s.Send)
+    assert same.roster == r and isinstance(effects[0], m.Send)
     new, effects = s.hello(start, 1, Hello(card=card(0, incarnation="i2"), expected_ranks=2), 0.0)
     assert new.roster is None and effects == () and (new.key.term, new.key.counter) == (3, 3)
     assert s.restored(ME, roster(pod_uid="x"), "h", True).roster is None
@@ -153,7 +154,7 @@ def test_kept_roster_is_in_force_again_for_the_same_incarnation_only() -> None:
 # Readiness
 
 
-def ready(state: s.PodState, wiring: bool = True, now: float = 0.0) -> tuple[str, ...]:
+def ready(state: m.PodState, wiring: bool = True, now: float = 0.0) -> tuple[str, ...]:
     return views.readiness(state, now, wiring).missing
 
 

@@ -194,7 +194,7 @@ def health_app(hub: Hub, wiring: bool) -> ASGIApp:
         return PlainTextResponse("ok\n")
 
     async def readyz(request: Request) -> Response:
-        answer = views.readiness(hub.state, hub.clock(), wiring, hub.tls_problem)
+        answer = views.readiness(hub.state, hub.clock(), wiring, hub.tls_problem, hub.tls_warning)
         return PlainTextResponse(answer.text, 200 if answer.ready else 503)
 
     async def metrics(request: Request) -> Response:

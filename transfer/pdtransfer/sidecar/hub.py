@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pdtransfer.contract.link import Heartbeat, Hello, RankMessage, Verdicts
 from pdtransfer.contract.roster import Roster, RosterRefusal
 from pdtransfer.sidecar import state as st
-from pdtransfer.sidecar.state import Effect, PodState
+from pdtransfer.sidecar.model import Effect, PodState
 from pdtransfer.sidecar.store import StateFile
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,9 @@ class Hub:
         self.tls_problem = ""
         """Why the control API can not be served, empty when it can."""
         self.tls_warning = ""
-        """Why newer certificates are not used (the old ones still serve)."""
+        """What is odd about the certificates while they still serve (newer ones are not used ...)."""
+        self.tls_expires = 0.0
+        """Unix time at which the served certificate ends, 0 without TLS."""
         self.counts: Counter[tuple[str, str]] = Counter()
         """(metric, label) to count: refused ranks, refused rosters, TLS reloads ..."""
         self._store = store or StateFile(None)

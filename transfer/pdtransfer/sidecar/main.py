@@ -6,14 +6,15 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 from collections.abc import Sequence
 
 from pdtransfer.sidecar import config
 from pdtransfer.sidecar.api import ControlAPI, health_app
 from pdtransfer.sidecar.hub import Hub
+from pdtransfer.sidecar.model import Identity
 from pdtransfer.sidecar.serve import HTTPServer
 from pdtransfer.sidecar.sockets import RankServer
-from pdtransfer.sidecar.state import Identity
 from pdtransfer.sidecar.store import StateFile
 from pdtransfer.sidecar.tls import BadCertificates, ReloadingTLS
 
@@ -35,7 +36,11 @@ class Sidecar:
         )
         self.hub = Hub(store.load(identity), store)
         self.ranks = RankServer(self.hub, settings.socket, settings.socket_mode, settings.max_line_bytes)
-        self.health = HTTPServer(health_app(self.hub, settings.wiring), settings.health_host, settings.health_port)
+        self.health = HTTPServer(health_app(self.hub, settings.wiring),
+            settings.health_host,
+            settings.health_port,
+            max_connections=512,  # anonymous: silent clients must not crowd the kubelet out
+        )
         self.control: HTTPServer | None = None
         self._tls: ReloadingTLS | None = None
         self._certificates: asyncio.Task[None] | None = None
@@ -63,6 +68,7 @@ class Sidecar:
             self.hub.tls_problem = str(e)
             return False
         self.hub.tls_problem = ""
+        self.hub.tls_expires = self._tls.expires
         return True
 
     async def _serve_control(self) -> None:
@@ -87,7 +93,8 @@ class Sidecar:
                     self.hub.counts["tls_reloads", "Changed"] += 1
                     self.control.drop_idle()
                 if self._tls is not None:
-                    self.hub.tls_warning = self._tls.problem
+                    self.hub.tls_warning = self._tls.warning(time.time())
+                    self.hub.tls_expires = self._tls.expires
             except Exception:
                 # This watch is what keeps the API reachable for years: it must outlive any one error.
                 log.exception("certificate watch failed, it goes on")

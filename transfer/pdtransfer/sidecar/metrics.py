@@ -44,6 +44,7 @@ class SidecarCollector(Collector):
         yield _gauge(
             "tls_problem", "1 when certificate files could not be used", float(bool(hub.tls_problem or hub.tls_warning))
         )
+        yield _gauge("tls_expires_timestamp_seconds", "When the served certificate ends", hub.tls_expires)
         yield from self._verdicts()
         yield from self._ranks()
         for metric in ("refused_ranks", "refused_rosters", "refused_clients", "tls_reloads"):
@@ -71,6 +72,8 @@ class SidecarCollector(Collector):
         yield quarantined
         names = sorted({n for r in ranks for n in r.counters if _NAME.fullmatch(n)})[:MAX_NAMES]
         for name in names:
+            if f"{name}_total" in names:
+                continue  # one family, two kinds: Prometheus would refuse the whole scrape
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             family = kind(f"{PREFIX}rank_{name}", f"{name} as sent by the rank", labels=["rank"])
             for r in ranks:

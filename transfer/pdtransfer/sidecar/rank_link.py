@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import random
 import selectors
@@ -184,7 +185,7 @@ class _Session:
         self._verdicts = verdicts
         now, inflight = time.monotonic(), endpoint.inflight
         if now >= self._next_beat or (inflight == 0) != self._idle:
-            counters = {k: float(v) for k, v in endpoint.counters.items()}
+            counters = {k: float(v) for k, v in endpoint.counters.items() if math.isfinite(v)}
             quarantined = int(counters.get(QUARANTINED, 0))
             self._send(Heartbeat(inflight=inflight, quarantined_bytes=quarantined, counters=counters))
             self._idle = inflight == 0

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from pdtransfer.contract.link import Probe, SidecarMessage, rank_messages
 from pdtransfer.sidecar.hub import Hub
-from pdtransfer.sidecar.state import Effect, Send
+from pdtransfer.sidecar.model import Effect, Send
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pdtransfer.contract.roster import Roster
-from pdtransfer.sidecar.state import Identity, PodState, restored
+from pdtransfer.sidecar.model import Identity, PodState
+from pdtransfer.sidecar.state import restored
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,8 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdtransfer.sidecar.identity import peer_of
+
 log = logging.getLogger(__name__)
 
 FILES = ("ca.crt", "tls.crt", "tls.key")
@@ -25,6 +27,7 @@ class BadCertificates(Exception):
 class _Loaded:
     context: ssl.SSLContext
     digest: str
+    expires: float
 
 
 def _digest(folder: Path) -> str:
@@ -38,8 +41,9 @@ def _digest(folder: Path) -> str:
     return h.hexdigest()
 
 
-def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """Run both sides over memory; raises ssl.SSLError when they don't agree."""
+def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> float:
+    """Run both sides over memory; when the server's certificate ends (Unix time). ssl.SSLError when
+    they don't agree."""
     a, b = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [server.wrap_bio(a, b, server_side=True), client.wrap_bio(b, a)]
     done = [False, False]
@@ -52,7 +56,8 @@ def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
                 except ssl.SSLWantReadError:
                     pass
         if all(done):
-            return
+            shown = peer_of(sides[1].getpeercert())
+            return shown.expires if shown is not None else 0.0
     raise BadCertificates("the handshake with itself did not end")
 
 
@@ -61,7 +66,7 @@ def load(folder: Path) -> _Loaded:
     before = _digest(folder)
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.minimum_version = ssl.TLSVersion.TLSv1_3  # both ends are ours; no renegotiation
         context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
         context.load_verify_locations(folder / "ca.crt")
         # A resumed session would carry over a client that the present CA may no longer vouch for.
@@ -70,7 +75,7 @@ def load(folder: Path) -> _Loaded:
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client.check_hostname = False
         client.load_verify_locations(folder / "ca.crt")
-        _handshake(context, client)
+        expires = _handshake(context, client)
         context.verify_mode = ssl.CERT_REQUIRED
     except ssl.SSLCertVerificationError as e:
         raise BadCertificates(f"tls.crt does not verify against ca.crt: {e.verify_message}") from e
@@ -80,7 +85,7 @@ def load(folder: Path) -> _Loaded:
         raise BadCertificates(f"a file can not be read: {e.strerror}") from e
     if _digest(folder) != before:
         raise BadCertificates("the files changed while they were read")
-    return _Loaded(context, before)
+    return _Loaded(context, before, expires)
 
 
 class ReloadingTLS:
@@ -93,6 +98,17 @@ class ReloadingTLS:
         """Why the newest files are not used, empty when they are."""
         self.context = load(folder).context
         self.context.sni_callback = self._choose
+
+    @property
+    def expires(self) -> float:
+        """When the served certificate ends (Unix time)."""
+        return self._loaded.expires
+
+    def warning(self, now: float) -> str:
+        """What is odd while the old certificates serve, empty when nothing is."""
+        expired = "the served certificate has expired" if now > self.expires else ""
+        newer = f"newer files are not used: {self.problem}" if self.problem else ""
+        return "; ".join(w for w in (expired, newer) if w)
 
     def _choose(self, sslobj: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         # OpenSSL calls this for every handshake, with or without SNI, before it sends a certificate;

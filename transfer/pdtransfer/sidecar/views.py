@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pdtransfer.contract.card import PodCards, RankCard, RefusedRank
 from pdtransfer.contract.verdict import PodVerdicts, Verdict, VerdictState
-from pdtransfer.sidecar.state import REFUSED_FOR, STALE_AFTER, PodState, Refused
+from pdtransfer.sidecar.model import REFUSED_FOR, STALE_AFTER, PodState, Refused
 
 MAX_LINES = 24
 """Lines of a readiness answer: it lands in `kubectl describe`."""
@@ -78,7 +78,7 @@ def pod_verdicts(state: PodState) -> PodVerdicts:
     )
 
 
-def readiness(state: PodState, now: float, wiring: bool, tls_problem: str = "") -> Readiness:
+def readiness(state: PodState, now: float, wiring: bool, tls_problem: str = "", tls_warning: str = "") -> Readiness:
     """Ready means: every expected rank is connected and, with wiring, at least one whole peer pod is
     wired (every pair the roster names with it is Wired by the local rank). A late heartbeat is a note,
     and so is a refusal while every expected rank is there (a stray client must not unready a pod)."""
@@ -88,6 +88,8 @@ def readiness(state: PodState, now: float, wiring: bool, tls_problem: str = "") 
     if state.draining:
         missing.append("draining: no new transfers are taken")
     notes = [f"rank {r} has sent no heartbeat for more than {STALE_AFTER:g} s" for r in stale_ranks(state, now)]
+    if tls_warning:
+        notes.append(f"certificates: {tls_warning}")
     refusals = [
         f"{'a rank' if r.rank is None else f'rank {r.rank}'} was refused: {r.reason}: {r.message}"
         for r in current_refusals(state, now)

@@ -1,0 +1,106 @@
+"""What a sidecar knows of its pod, as frozen data, and the effects a transition asks for. No logic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pdtransfer.contract.base import Role
+from pdtransfer.contract.card import RankCard
+from pdtransfer.contract.link import SidecarMessage
+from pdtransfer.contract.roster import Roster, RosterKey
+from pdtransfer.contract.verdict import Verdict
+
+STALE_AFTER = 3.0
+"""Seconds without a line from a rank until it counts as stale (six missed heartbeats)."""
+REFUSED_FOR = 30.0
+"""Seconds a refusal is reported after it last happened; a refused rank asks again every few seconds."""
+KEEP_RETIRED = 32
+KEEP_REFUSED = 16
+ZERO = RosterKey(term=0, counter=0)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The pod this sidecar speaks for."""
+
+    cluster_uid: str
+    pod_uid: str
+    role: Role
+    pod_name: str = ""
+    revision: str = ""
+
+
+@dataclass(frozen=True)
+class RankEntry:
+    """One registered rank. `conn` names its connection, `seen` is when its last line came (monotonic)."""
+
+    conn: int
+    card: RankCard
+    seen: float
+    inflight: int = 0
+    quarantined_bytes: int = 0
+    counters: Mapping[str, float] = field(default_factory=dict)
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        return self.card.rank
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A rank that was turned away, and when last. `rank` is None when its line could not be read."""
+
+    rank: int | None
+    reason: str
+    message: str
+    at: float
+
+
+@dataclass(frozen=True)
+class PodState:
+    """Everything the sidecar knows. `key` and `key_hash` outlive the roster they came with: after a
+    new incarnation a cut-off operator must not slip in with an old key."""
+
+    identity: Identity
+    incarnation: str = ""
+    expected_ranks: int = 0
+    ranks: tuple[RankEntry, ...] = ()
+    roster: Roster | None = None
+    key: RosterKey = ZERO
+    key_hash: str = ""
+    draining: bool = False
+    retired: tuple[str, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    revision: int = 0
+    """Goes up with every change that GET /v1/cards could show, except time-dependent ones."""
+
+    def by_conn(self, conn: int) -> RankEntry | None:
+        """The rank registered on this connection."""
+        return next((r for r in self.ranks if r.conn == conn), None)
+
+    @property
+    def roster_hash(self) -> str:
+        """Hash of the roster in force, empty when there is none."""
+        return self.key_hash if self.roster is not None else ""
+
+
+@dataclass(frozen=True)
+class Send:
+    """Write this message to the connection."""
+
+    conn: int
+    message: SidecarMessage
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the connection, after what was sent before."""
+
+    conn: int
+    why: str
+
+
+Effect = Send | Close
+Step = tuple[PodState, tuple[Effect, ...]]
