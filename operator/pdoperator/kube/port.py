@@ -31,7 +31,14 @@ class KubePort(Protocol):
     async def apply(self, manifest: Manifest, *, subresource: str = "", force: bool = True) -> Manifest: ...
     async def replace(self, manifest: Manifest) -> Manifest:
         """PUT with metadata.resourceVersion (optimistic lock), used for the Lease."""
+
     async def delete(
-        self, api_version: str, kind: str, namespace: str | None, name: str, *, uid: str | None = None,
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str | None,
+        name: str,
+        *,
+        uid: str | None = None,
         grace_seconds: int | None = None,
     ) -> None: ...

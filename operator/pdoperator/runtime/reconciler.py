@@ -1,0 +1,215 @@
+"""One look at one PDCluster: observe, ask the pods, decide, act, write status. Holds no truth of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pdoperator.api.names import CONTAINER_ROUTER
+from pdoperator.domain.actions import Decision, EmitEvent, Memory
+from pdoperator.domain.observed import ClusterObject, Observed, PodSeen, RouterPodSeen
+from pdoperator.domain.settings import DecideSettings
+from pdoperator.kube.events import EventRecorder
+from pdoperator.kube.execute import Outcome
+from pdoperator.kube.kinds import PDCLUSTER_API
+from pdoperator.kube.observe import Observer, Problem, problem_of
+from pdoperator.kube.parse import cluster_object, timestamp
+from pdoperator.kube.port import KubeError, KubePort
+from pdoperator.pods.router import RouterClient, RouterError
+from pdoperator.pods.sidecar import SidecarClient
+from pdoperator.runtime.act import Actor
+from pdoperator.runtime.blocked import blocked_status
+
+log = logging.getLogger(__name__)
+
+_ERRORS_BEFORE_STATUS = 3
+"""A 5xx or a cut connection is told in status only when it lasts; a 403 at once."""
+
+
+class Decide(Protocol):
+    """domain.decide.decide."""
+
+    def __call__(self, observed: Observed, memory: Memory, settings: DecideSettings) -> Decision: ...
+
+
+class Keys(Protocol):
+    """What status and routers need of the operator's credentials."""
+
+    @property
+    def ca_fingerprint(self) -> str: ...
+    def router_key(self, cluster_uid: str) -> str: ...
+
+
+@dataclass
+class ClusterState:
+    """What is carried from one reconcile of a PDCluster to the next; may be lost at any time."""
+
+    namespace: str
+    name: str
+    uid: str
+    memory: Memory = field(default_factory=Memory)
+    problem: Problem | None = None
+    errors: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """`gone`: the object is no more. `failed`: look again with backoff."""
+
+    requeue_after: float = 5.0
+    failed: bool = False
+    gone: bool = False
+
+
+class Reconciler:
+    """Stateless but for its clients; safe to use for many PDClusters at once."""
+
+    def __init__(
+        self,
+        *,
+        kube: KubePort,
+        observer: Observer,
+        sidecars: SidecarClient,
+        routers: RouterClient,
+        actor: Actor,
+        events: EventRecorder,
+        keys: Keys,
+        decide: Decide,
+        settings: DecideSettings,
+        term: Callable[[], int],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._kube, self._observer, self._actor, self._events = kube, observer, actor, events
+        self._sidecars, self._routers, self._keys = sidecars, routers, keys
+        self._decide, self._settings = decide, settings
+        self._term, self._now = term, now
+
+    async def once(self, state: ClusterState) -> Result:
+        """Raises NotLeading when the Lease is lost; any other exception is a bug or a broken object."""
+        try:
+            manifest = await self._kube.get(PDCLUSTER_API, "PDCluster", state.namespace, state.name)
+        except KubeError as error:
+            log.warning("%s action=get error=%r", _where(state), str(error))
+            return Result(failed=True)
+        if manifest is None or manifest["metadata"].get("uid") != state.uid:
+            return Result(gone=True)
+        cluster = cluster_object(manifest)
+        if cluster.deleting:
+            # Foreground deletion or somebody's finalizer: the garbage collector is at work, not us.
+            return Result(requeue_after=30.0)
+        try:
+            observed = await self._observe(cluster, state)
+        except KubeError as error:
+            return await self._blocked(cluster, state, problem_of(error, "read what this PDCluster owns"))
+        decision = self._decide(observed, state.memory, self._settings)
+        state.memory = decision.memory
+        outcomes = await self._actor.run(observed, decision.actions)
+        problems = [o.problem for o in outcomes if o.problem is not None]
+        state.problem = problems[0] if problems else None
+        written = await self._write_status(cluster, state, self._status(cluster, decision, outcomes))
+        failed = bool(problems) or not written
+        state.errors = state.errors + 1 if failed else 0
+        return Result(requeue_after=decision.requeue_after, failed=failed)
+
+    async def forget(self, uid: str) -> None:
+        """Free what is kept for a PDCluster that is gone."""
+        self._events.forget(uid)
+        await self._sidecars.forget(uid)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    async def _observe(self, cluster: ClusterObject, state: ClusterState) -> Observed:
+        children, nodes = await asyncio.gather(self._observer.children(cluster), self._observer.nodes())
+        answers, routers = await asyncio.gather(
+            self._sidecars.ask(cluster.uid, children.pods),
+            asyncio.gather(*(self._router(cluster.uid, p) for p in children.router_pods)),
+        )
+        told = state.problem
+        return Observed(
+            now=self._now(),
+            cluster=cluster,
+            pods=children.pods,
+            answers=answers,
+            routers=tuple(routers),
+            router_deployment=children.router_deployment,
+            services=children.services,
+            nodes=nodes,
+            term=self._term(),
+            certificate_not_after=self._certificate_end(cluster),
+            api_error=told.message if told else "",
+            api_error_reason=str(told.reason) if told else "",
+        )
+
+    async def _router(self, uid: str, pod: PodSeen) -> RouterPodSeen:
+        running = any(c.name == CONTAINER_ROUTER and c.running for c in pod.containers)
+        if not pod.ip or not running:
+            return RouterPodSeen(pod, error="not running yet")
+        try:
+            return RouterPodSeen(pod, await self._routers.workers(pod.ip, self._keys.router_key(uid)))
+        except RouterError as error:
+            return RouterPodSeen(pod, error=str(error))
+
+    def _certificate_end(self, cluster: ClusterObject) -> float | None:
+        """From status; a certificate of another CA counts as none."""
+        kept = cluster.status.get("certificates") or {}
+        if kept.get("caFingerprint") != self._keys.ca_fingerprint:
+            return None
+        return timestamp(kept.get("notAfter")) or None
+
+    @staticmethod
+    def _status(cluster: ClusterObject, decision: Decision, outcomes: list[Outcome]) -> dict[str, Any] | None:
+        """decide()'s status, plus what is remembered of the pods' certificate. None: nothing to write."""
+        issued = next((o.certificates for o in outcomes if o.certificates is not None), None)
+        if decision.status is None and issued is None:
+            return None
+        status = dict(cluster.status if decision.status is None else decision.status)
+        kept = issued or status.get("certificates") or cluster.status.get("certificates")
+        if kept:
+            status["certificates"] = kept
+        return None if status == cluster.status else status
+
+    async def _write_status(self, cluster: ClusterObject, state: ClusterState, status: dict[str, Any] | None) -> bool:
+        if status is None:
+            return True
+        manifest = {
+            "apiVersion": PDCLUSTER_API,
+            "kind": "PDCluster",
+            "metadata": {"name": cluster.name, "namespace": cluster.namespace, "uid": cluster.uid},
+            "status": status,
+        }
+        try:
+            await self._kube.apply(manifest, subresource="status")
+        except KubeError as error:
+            if error.status in (404, 409):
+                return True  # it went meanwhile; the next look finds out
+            state.problem = problem_of(error, "write the status")
+            log.warning(
+                "%s action=status reason=%s message=%r", _where(state), state.problem.reason, state.problem.message
+            )
+            await self._tell(cluster, state.problem)
+            return False
+        return True
+
+    async def _blocked(self, cluster: ClusterObject, state: ClusterState, problem: Problem) -> Result:
+        state.problem = problem
+        state.errors += 1
+        log.warning("%s action=observe reason=%s message=%r", _where(state), problem.reason, problem.message)
+        lasting = problem.reason == "APIForbidden" or state.errors >= _ERRORS_BEFORE_STATUS
+        if lasting:
+            await self._write_status(cluster, state, blocked_status(cluster, problem, self._now()))
+        return Result(failed=True)
+
+    async def _tell(self, cluster: ClusterObject, problem: Problem) -> None:
+        """An Event, for what status itself can not say."""
+        try:
+            await self._events.emit(cluster, EmitEvent("Warning", str(problem.reason), problem.message))
+        except KubeError as error:
+            log.warning("namespace=%s name=%s action=event error=%r", cluster.namespace, cluster.name, str(error))
+
+
+def _where(state: ClusterState) -> str:
+    return f"namespace={state.namespace} name={state.name}"
