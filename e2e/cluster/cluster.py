@@ -138,7 +138,8 @@ class Cluster:
     def _share(self, names: Sequence[str]) -> None:
         for name in names:
             pid = nodes.init_pid(self.processes, name)
-            shares.ensure_shared(self.layout, name, pid, shares.remembered(self.layout))
+            present = [folder for folder in shares.remembered(self.layout) if folder.is_dir()]
+            shares.ensure_shared(self.layout, name, pid, present)
 
     def stop(self, name: str) -> None:
         """Kills one of the cluster's processes, for tests of what happens then; `up` mends it."""

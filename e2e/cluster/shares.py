@@ -34,7 +34,8 @@ def ensure_shared(layout: Layout, node: str, init_pid: int, folders: Iterable[Pa
             'if mountpoint -q "$2"; then umount -l "$2"; fi; '
             'mount --bind "$1" "$2" && mount -o remount,bind,ro,nosuid "$2"'
         )
-        enter = ["nsenter", "--target", str(init_pid), "--mount", "--"]
+        # In the process namespace too: mount and umount look into /proc/self, which is the node's.
+        enter = ["nsenter", "--target", str(init_pid), "--mount", "--pid", "--"]
         command = [*enter, "sh", "-c", script, "sh", str(folder), str(target)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         if done.returncode:
