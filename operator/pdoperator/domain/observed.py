@@ -131,6 +131,9 @@ class Observed:
     router_deployment: dict[str, Any] | None = None
     services: frozenset[str] = frozenset()
     """Names of our Services that exist."""
+    children: dict[str, str] | None = None
+    """`Kind/name` of every other child that exists -> its annotation pdcluster.io/applied-hash ('' when
+    it has none); Services, Deployments, NetworkPolicies, PodDisruptionBudgets. None: not listed."""
     nodes: tuple[NodeOffer, ...] | None = None
     """None when the operator may not list nodes."""
     term: int = 0

@@ -1,0 +1,281 @@
+"""The operator's one decision: from what was seen to what to do, and what to say about it.
+
+Pure: equal observation and memory give an equal decision. Losing the memory (a restart of the
+operator) may make it slower to blame, never make it act differently on what runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pdoperator.api import names
+from pdoperator.api.conditions import ConditionStatus, Reason
+from pdoperator.api.spec import PDClusterSpec, RouterType
+from pdoperator.domain.actions import (
+    Action,
+    Apply,
+    Decision,
+    Delete,
+    DeletePod,
+    IssueCertificate,
+    Memory,
+    WriteRouterKey,
+)
+from pdoperator.domain.cardfit import CardFit
+from pdoperator.domain.children import applied_hash, wanted_children
+from pdoperator.domain.condition import Aspect, roll_up
+from pdoperator.domain.events import events
+from pdoperator.domain.gates import Gates, decide_gates
+from pdoperator.domain.judge import all_aspects
+from pdoperator.domain.lifecycle import Plan, delete_leaving, plan_pods
+from pdoperator.domain.links import blame, links_of
+from pdoperator.domain.observed import Observed
+from pdoperator.domain.picture import Picture
+from pdoperator.domain.pods import wants_sidecar
+from pdoperator.domain.preflight import Finding, from_report, preflight
+from pdoperator.domain.revision import role_revisions, role_spec
+from pdoperator.domain.routing import desired_workers, listed_everywhere, listed_urls, route, worker_url
+from pdoperator.domain.settings import DecideSettings
+from pdoperator.domain.status import build_status, read_backoff, same
+from pdoperator.domain.verification import verify
+from pdoperator.domain.view import View, engine_pods, look
+from pdoperator.domain.wiring import Wiring, wire
+from pdtransfer.contract.base import Backend, Role
+
+__all__ = ["DecideSettings", "decide"]
+
+
+def decide(observed: Observed, memory: Memory, settings: DecideSettings) -> Decision:
+    """One look at one PDCluster."""
+    cluster = observed.cluster
+    if cluster.deleting:
+        # Owner references take the children along; nothing is created any more.
+        return Decision((), None, memory, settings.idle_requeue)
+    extra = dict(memory.extra)
+    pic, learned = _understand(observed, memory, settings)
+    proof = verify(pic.ready_links())
+    aspects = all_aspects(pic, proof)
+    status = build_status(pic, aspects, proof)
+
+    actions: list[Action] = []
+    actions += _children(pic, extra, learned, settings)
+    actions += pic.plan.creates
+    actions += pic.wiring.puts
+    # Off the routers before the gate falls and before a pod is deleted; onto them after the gate rose.
+    changes = route(observed, list(pic.workers))
+    removals = [replace(c, add=()) for c in changes if c.remove]
+    additions = [replace(c, remove=()) for c in changes if c.add]
+    actions += removals
+    actions += pic.gates.actions
+    actions += additions
+    actions += pic.plan.deletes
+    drained, learned["leaving_since"] = delete_leaving(
+        observed, pic.plan.leaving, _listed_uids(observed), dict(extra.get("leaving_since", {})), settings
+    )
+    actions += drained
+    actions += events(pic, aspects, cluster.status, memory.incarnations)
+
+    changed = not same(status, cluster.status)
+    return Decision(
+        actions=tuple(actions),
+        status=status if changed else None,
+        memory=_remember(pic, memory, extra | learned),
+        requeue_after=_next_look(pic, aspects, actions, settings),
+    )
+
+
+def _understand(observed: Observed, memory: Memory, settings: DecideSettings) -> tuple[Picture, dict[str, Any]]:
+    """The picture, and what to remember of it."""
+    extra = memory.extra
+    spec = observed.cluster.spec
+    managed = spec.transfer.backend is Backend.PDCLUSTER if spec else _looks_managed(observed)
+    revisions = role_revisions(spec) if spec else {}
+    wanted = _wanted(observed, spec)
+    checked = preflight(spec) if spec else None
+    may_launch = checked is not None and checked.verdict != "Fail"
+    by_revision = spec is not None and spec.rollout.isolation.value == "Revision"
+
+    view = look(observed, by_revision) if managed else View((), (), ())
+    fit = CardFit(spec)
+    stale = {r.pod.uid: memory.stale_since.get(r.pod.uid, observed.now) for r in view.refusals if r.stale}
+    gated: dict[str, str] = dict(extra.get("gated", {}))
+    replaced = frozenset(
+        p.uid
+        for p in view.peers
+        if p.pod.kv_wired == "True" and gated.get(p.uid, p.cards.incarnation) != p.cards.incarnation
+    )
+    links = links_of(observed, view, replaced) if managed else {}
+    blamed = blame(links, extra.get("blame", {}), observed.now)
+
+    recycle = {
+        uid: (Reason.RECYCLED, _stale_message(view, uid))
+        for uid, since in stale.items()
+        if observed.now - since > settings.stale_limit_seconds
+    }
+    plan = Plan(backoff=read_backoff(observed.cluster.status))
+    if spec is not None:
+        plan = plan_pods(
+            observed,
+            observed.cluster,
+            spec,
+            may_launch,
+            plan.backoff,
+            frozenset(extra.get("counted", ())),
+            _listed_everywhere_uids(observed, spec),
+            recycle,
+            settings,
+        )
+    leaving = frozenset(plan.leaving)
+
+    gates = Gates(frozenset(p.uid for p in engine_pods(observed) if p.ready), ())
+    wiring = Wiring((), observed.term, 0)
+    if managed:
+        gates = decide_gates(
+            observed, view, links, blamed, extra.get("islands", {}), extra.get("fell", {}), leaving, wanted, settings
+        )
+        wiring = wire(observed, view, fit.fits, extra.get("cards", {}), extra.get("counter", (0, 0)))
+
+    reports = fit.reports(view, revisions) if revisions else []
+    card_findings: dict[tuple[str, str], Finding] = {}
+    for _, _, report in reports:
+        for f in from_report(report.findings):
+            if f.status in ("Fail", "Warn"):
+                card_findings.setdefault((f.rule, f.message), f)
+
+    workers = desired_workers([p for p in engine_pods(observed) if p.uid not in leaving], gates.ready, gates.island)
+    pic = Picture(
+        observed=observed,
+        spec=spec,
+        managed=managed,
+        wanted=wanted,
+        revisions=revisions,
+        preflight=checked,
+        card_findings=tuple(card_findings.values()),
+        cards_decided=bool(reports),
+        view=view,
+        links=links,
+        gates=gates,
+        wiring=wiring,
+        plan=plan,
+        workers=tuple(workers),
+        stale=stale,
+    )
+    alive = {p.uid for p in engine_pods(observed)}
+    keep_gated = {
+        p.uid: p.cards.incarnation if p.uid in gates.ready else gated.get(p.uid, p.cards.incarnation)
+        for p in view.peers
+        if p.uid in gates.ready or p.pod.kv_wired == "True"
+    }
+    learned: dict[str, Any] = {
+        "gated": {u: i for u, i in (gated | keep_gated).items() if u in alive},
+        "blame": blamed,
+        "counted": plan.counted,
+        "fell": gates.fell,
+        "islands": {u: i for u, i in (extra.get("islands", {}) | gates.island).items() if u in alive},
+        "cards": wiring.cards or {},
+        "counter": max(extra.get("counter", (0, 0)), (wiring.term, wiring.counter)),
+    }
+    return pic, learned
+
+
+def _stale_message(view: View, uid: str) -> str:
+    refusal = next(r for r in view.refusals if r.pod.uid == uid)
+    return f"its registration stayed stale: {refusal.message}"
+
+
+def _looks_managed(observed: Observed) -> bool:
+    """Without a readable spec: were these pods wired by the operator?"""
+    if any(p.kv_wired for p in observed.pods):
+        return True
+    return any(
+        c.engine.backend is Backend.PDCLUSTER for a in observed.answers.values() if a.cards for c in a.cards.cards
+    )
+
+
+def _wanted(observed: Observed, spec: PDClusterSpec | None) -> dict[Role, int]:
+    if spec is not None:
+        return {role: role_spec(spec, role).replicas for role in Role}
+    told = observed.cluster.status
+    out = {}
+    for role in Role:
+        there = len({p.replica for p in engine_pods(observed) if p.role == role.value and not p.deleting})
+        old = (told.get(role.value) or {}).get("wanted")
+        out[role] = old if isinstance(old, int) else there
+    return out
+
+
+def _listed_uids(observed: Observed) -> frozenset[str]:
+    urls = listed_urls(observed)
+    return frozenset(p.uid for p in observed.pods if p.ip and worker_url(p.ip) in urls)
+
+
+def _listed_everywhere_uids(observed: Observed, spec: PDClusterSpec) -> frozenset[str]:
+    """Empty where no router is asked for: then being ready is enough to take a place."""
+    if spec.router.type is not RouterType.SMG or spec.router.replicas == 0:
+        return frozenset()
+    urls = listed_everywhere(observed)
+    return frozenset(p.uid for p in observed.pods if p.ip and worker_url(p.ip) in urls)
+
+
+def _children(pic: Picture, extra: dict[str, Any], learned: dict[str, Any], settings: DecideSettings) -> list[Action]:
+    """Secrets, Services, the router, policies: applied where missing or changed."""
+    observed, spec = pic.observed, pic.spec
+    cluster = observed.cluster
+    actions: list[Action] = []
+    end = observed.certificate_not_after
+    needed = (spec is not None and pic.may_launch and wants_sidecar(spec)) or (pic.managed and bool(pic.pods))
+    if needed and (end is None or end - observed.now < settings.certificate_renew_before_seconds):
+        # Also where the spec does not fit: what runs must not be unwired by an expired certificate.
+        actions.append(IssueCertificate(names.tls_secret_name(cluster.name), names.pod_server_name(cluster.uid)))
+    if spec is None or not pic.may_launch:
+        return actions
+    router_wanted = spec.router.type is RouterType.SMG
+    keyless = any(c.waiting_reason == "CreateContainerConfigError" for r in observed.routers for c in r.pod.containers)
+    if router_wanted and (observed.router_deployment is None or keyless):
+        actions.append(WriteRouterKey(names.router_key_secret_name(cluster.name)))
+    applied: dict[str, str] = dict(extra.get("applied", {}))
+    for manifest in wanted_children(cluster, spec, settings):
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        key, mark = f"{kind}/{name}", applied_hash(manifest)
+        if observed.children is not None:
+            current = observed.children.get(key) == mark
+        elif kind == "Deployment":
+            current = applied_hash(observed.router_deployment) == mark
+        elif kind == "Service":
+            current = name in observed.services and applied.get(key, mark) == mark
+        else:
+            current = applied.get(key) == mark
+        if not current:
+            actions.append(Apply(manifest))
+        applied[key] = mark
+    learned["applied"] = applied
+    if not router_wanted and observed.router_deployment is not None:
+        name = names.router_name(cluster.name)
+        actions += [Delete("apps/v1", "Deployment", name), Delete("v1", "Service", name)]
+    return actions
+
+
+def _remember(pic: Picture, memory: Memory, extra: dict[str, Any]) -> Memory:
+    alive = {p.uid for p in engine_pods(pic.observed)}
+    unreached = {p.uid for p in pic.view.unreachable}
+    seen = {p.uid: p.cards.incarnation for p in pic.view.peers}
+    return Memory(
+        unreachable_counts={u: memory.unreachable_counts.get(u, 0) + 1 for u in unreached},
+        unready_since={p.uid: memory.unready_since.get(p.uid, pic.observed.now) for p in pic.pods if not p.ready},
+        incarnations={u: i for u, i in (memory.incarnations | seen).items() if u in alive},
+        stale_since=pic.stale,
+        extra=extra,
+    )
+
+
+def _next_look(pic: Picture, aspects: list[Aspect], actions: list[Action], settings: DecideSettings) -> float:
+    """Soon while something converges, later when all is quiet; never past a deadline that is due."""
+    ready = roll_up(aspects).status is ConditionStatus.TRUE
+    busy = any(not isinstance(a, DeletePod) for a in actions)
+    wait = settings.idle_requeue if ready and not busy and not pic.plan.leaving else settings.converging_requeue
+    if not pic.may_launch and not pic.pods:
+        wait = settings.idle_requeue
+    if pic.plan.waiting_until > pic.observed.now:
+        wait = min(wait, max(0.1, pic.plan.waiting_until - pic.observed.now))
+    return wait

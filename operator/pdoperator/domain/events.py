@@ -1,0 +1,56 @@
+"""Events, emitted on change only: what the conditions did since the last status, and what is being done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdoperator.api.conditions import ConditionStatus, ConditionType, Reason
+from pdoperator.domain.actions import EmitEvent
+from pdoperator.domain.condition import Aspect, old_condition
+from pdoperator.domain.picture import Picture
+from pdoperator.domain.view import engine_pods
+
+
+def events(
+    pic: Picture, aspects: list[Aspect], before: Mapping[str, Any], incarnations: Mapping[str, str]
+) -> list[EmitEvent]:
+    """`before` is the old status, `incarnations` are those seen last."""
+    out: list[EmitEvent] = []
+
+    def turned(kind: ConditionType, status: ConditionStatus) -> Aspect | None:
+        now = next((a for a in aspects if a.type is kind), None)
+        if now is None or now.status is not status:
+            return None
+        was = old_condition(before, kind)
+        if was.get("status") == status.value and was.get("reason") == now.reason.value:
+            return None
+        return now
+
+    refused = turned(ConditionType.COMPATIBLE, ConditionStatus.FALSE)
+    if refused:
+        out.append(EmitEvent("Warning", Reason.REFUSED.value, refused.message[:1000]))
+    if pic.plan.creates:
+        made = ", ".join(c.manifest["metadata"]["name"] for c in pic.plan.creates[:5])
+        out.append(EmitEvent("Normal", Reason.LAUNCHED.value, f"launching {len(pic.plan.creates)} pods: {made}"))
+    for delete in pic.plan.deletes:
+        out.append(EmitEvent("Warning", Reason.RECYCLED.value, f"{delete.name}: {delete.message}"))
+    named = {p.uid: p.name for p in engine_pods(pic.observed)}
+    for peer in pic.view.peers:
+        old = incarnations.get(peer.uid)
+        if old is not None and old != peer.cards.incarnation:
+            out.append(
+                EmitEvent(
+                    "Normal",
+                    Reason.PEER_REPLACED.value,
+                    f"{named.get(peer.uid, peer.uid)} started again (incarnation {old} is now "
+                    f"{peer.cards.incarnation}); its peers are wired to the new one",
+                )
+            )
+    wired = turned(ConditionType.PEERS_WIRED, ConditionStatus.TRUE)
+    if wired:
+        out.append(EmitEvent("Normal", Reason.WIRED.value, wired.message))
+    failed = turned(ConditionType.KV_TRANSFER_VERIFIED, ConditionStatus.FALSE)
+    if failed:
+        out.append(EmitEvent("Warning", Reason.VERIFICATION_FAILED.value, failed.message))
+    return out

@@ -1,0 +1,165 @@
+"""Readiness gates: which pods are in the ready set of their island, and why others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from pdoperator.api.conditions import Reason
+from pdoperator.domain.actions import SetGate
+from pdoperator.domain.gate import best_set, weight
+from pdoperator.domain.links import Blame, Link, LinkState, against
+from pdoperator.domain.observed import Observed, PodSeen
+from pdoperator.domain.settings import DecideSettings
+from pdoperator.domain.view import View, engine_pods
+from pdtransfer.contract.base import Role
+
+
+@dataclass(frozen=True)
+class Gates:
+    """`ready`: UIDs whose gate shall be True; `island` of each pod that has one; `fell`: UIDs that lost
+    their gate through links of their own, with the time (for the stability window)."""
+
+    ready: frozenset[str]
+    actions: tuple[SetGate, ...]
+    island: dict[str, str] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
+    fell: dict[str, float] = field(default_factory=dict)
+    reasons: dict[str, tuple[Reason, str]] = field(default_factory=dict)
+    """UID -> why it is not in the set."""
+
+
+def _links_of(links: Mapping[tuple[str, str], Link], uid: str) -> list[Link]:
+    return [link for key, link in links.items() if uid in key]
+
+
+def decide_gates(
+    observed: Observed,
+    view: View,
+    links: Mapping[tuple[str, str], Link],
+    blamed: Mapping[tuple[str, str], Blame],
+    islands_before: Mapping[str, str],
+    fell_before: Mapping[str, float],
+    leaving: frozenset[str],
+    wanted: Mapping[Role, int],
+    settings: DecideSettings,
+) -> Gates:
+    """The heaviest fully wired set of each island."""
+    pods = {p.uid: p for p in engine_pods(observed)}
+    unreached = {p.uid for p in view.unreachable}
+    island: dict[str, str] = {p.uid: p.island for p in view.peers}
+    for uid in unreached:
+        if pods[uid].kv_wired == "True":
+            island.setdefault(uid, islands_before.get(uid, ""))
+    reasons: dict[str, tuple[Reason, str]] = {}
+    candidates: dict[str, PodSeen] = {}
+    for uid, pod in pods.items():
+        if pod.deleting or uid in leaving:
+            reasons[uid] = (Reason.NOT_REQUIRED, "the pod is leaving")
+        elif not pod.containers_ready:
+            reasons[uid] = (Reason.LAUNCHING, "its containers are not ready")
+        elif uid not in island:
+            refusal = next((r for r in view.refusals if r.pod.uid == uid), None)
+            if refusal is None:
+                reasons[uid] = (Reason.WIRING, "its cards are not complete yet")
+            else:
+                reasons[uid] = (refusal.reason, refusal.message)
+        else:
+            candidates[uid] = pod
+
+    fell = {u: t for u, t in fell_before.items() if observed.now - t < settings.rejoin_stability_seconds}
+    ready: set[str] = set()
+    held: set[str] = set()
+    # A pod that can't be reached and whose island nobody remembers belongs to whichever island is there.
+    groups = {i for uid, i in island.items() if uid in candidates and i} or {""}
+    for group in sorted(groups):
+        members = {u: p for u, p in candidates.items() if island[u] in (group, "")}
+        sides: dict[Role, dict[str, Fraction]] = {Role.PREFILL: {}, Role.DECODE: {}}
+        for uid, pod in members.items():
+            role = Role(pod.role)
+            if uid in fell and pod.kv_wired != "True":
+                reasons[uid] = (Reason.WIRING, "wired again; it rejoins when its links stay good")
+                continue
+            sides[role][uid] = weight(wanted[role], pod.kv_wired == "True")
+        good: set[tuple[str, str]] = set()
+        for p in sides[Role.PREFILL]:
+            for d in sides[Role.DECODE]:
+                both = members[p].kv_wired == "True" and members[d].kv_wired == "True"
+                link = links.get((p, d))
+                if link is None:
+                    # At least one of the two was not reached: what was ready stays as it is.
+                    if both and (p in unreached or d in unreached):
+                        good.add((p, d))
+                elif link.state is LinkState.GOOD or (both and not against(link, blamed, observed.now, settings)):
+                    good.add((p, d))
+        chosen = best_set(sides[Role.PREFILL], sides[Role.DECODE], good)
+        ready |= chosen
+        for role, side in sides.items():
+            for uid in side:
+                if uid in chosen:
+                    if uid in unreached:
+                        held.add(uid)
+                    continue
+                reasons[uid] = _why_out(pods[uid], role, _links_of(links, uid), sides[role.other])
+                evidence = any(against(link, blamed, observed.now, settings) for link in _links_of(links, uid))
+                if pods[uid].kv_wired == "True" and evidence:
+                    fell[uid] = observed.now
+    for uid in ready:
+        reasons.pop(uid, None)
+
+    # Where the operator reaches no pod at all it knows nothing: every gate stays.
+    for uid in unreached:
+        if (
+            pods[uid].kv_wired == "True"
+            and uid not in ready
+            and not _evidence(pods[uid], leaving, links, blamed, observed.now, settings)
+        ):
+            ready.add(uid)
+            held.add(uid)
+            reasons.pop(uid, None)
+    actions = tuple(_gate_actions(pods, ready, reasons))
+    return Gates(frozenset(ready), actions, {u: i for u, i in island.items() if i}, frozenset(held), fell, reasons)
+
+
+def _evidence(
+    pod: PodSeen,
+    leaving: frozenset[str],
+    links: Mapping[tuple[str, str], Link],
+    blamed: Mapping[tuple[str, str], Blame],
+    now: float,
+    settings: DecideSettings,
+) -> bool:
+    if pod.deleting or pod.uid in leaving or not pod.containers_ready:
+        return True
+    return any(against(link, blamed, now, settings) for link in _links_of(links, pod.uid))
+
+
+def _why_out(pod: PodSeen, role: Role, links: list[Link], others: Mapping[str, Fraction]) -> tuple[Reason, str]:
+    if not others:
+        return Reason.WAITING_FOR_WIRING, f"no {role.other.value} pod is there to be wired to"
+    order = (LinkState.REFUSED, LinkState.UNREACHABLE, LinkState.REPLACED, LinkState.PENDING)
+    for state in order:
+        for link in links:
+            if link.state is state:
+                peer = link.decode if role is Role.PREFILL else link.prefill
+                reason = {
+                    LinkState.REFUSED: Reason.PEERS_REFUSED,
+                    LinkState.UNREACHABLE: Reason.PEERS_UNREACHABLE,
+                }.get(state, Reason.WIRING)
+                return reason, f"{state.value} with {peer.name}: {link.message}"
+    return Reason.WIRING, "not wired yet"
+
+
+def _gate_actions(
+    pods: Mapping[str, PodSeen], ready: set[str], reasons: Mapping[str, tuple[Reason, str]]
+) -> list[SetGate]:
+    actions: list[SetGate] = []
+    for uid, pod in pods.items():
+        if uid in ready:
+            if pod.kv_wired != "True":
+                actions.append(SetGate(pod.name, uid, True, Reason.WIRED.value, "wired to every partner of its island"))
+        elif pod.kv_wired != "False" and (pod.kv_wired == "True" or pod.containers_ready):
+            reason, message = reasons.get(uid, (Reason.WIRING, "not wired yet"))
+            actions.append(SetGate(pod.name, uid, False, reason.value, message))
+    return actions

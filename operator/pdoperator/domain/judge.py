@@ -1,0 +1,290 @@
+"""The conditions below Ready, each from the picture of one look. Messages say what to do."""
+
+from __future__ import annotations
+
+from pdoperator.api import names
+from pdoperator.api.conditions import ConditionStatus, ConditionType, Reason
+from pdoperator.api.quantities import parse_quantity
+from pdoperator.api.spec import RouterType
+from pdoperator.api.status import parse_timestamp, timestamp
+from pdoperator.domain.condition import Aspect, no, old_condition, unknown, yes
+from pdoperator.domain.fabric import fabric_ready
+from pdoperator.domain.picture import Picture
+from pdoperator.domain.poddiagnosis import worst
+from pdoperator.domain.verification import Verification
+from pdtransfer.contract.base import Role
+
+_ROLE_KIND = {Role.PREFILL: ConditionType.PREFILL_READY, Role.DECODE: ConditionType.DECODE_READY}
+
+
+def compatible(pic: Picture) -> Aspect:
+    """Does prefill fit decode?"""
+    kind = ConditionType.COMPATIBLE
+    cluster = pic.observed.cluster
+    if pic.spec is None or pic.preflight is None:
+        return no(
+            kind,
+            Reason.INVALID_SPEC,
+            f"the spec can not be read: {cluster.spec_error}. Nothing new is launched; what runs is left alone.",
+        )
+    failures = pic.preflight.of("Fail")
+    if failures:
+        return no(
+            kind,
+            Reason.DOES_NOT_FIT,
+            " ".join(f.text for f in failures[:5])
+            + (f" And {len(failures) - 5} more." if len(failures) > 5 else "")
+            + " Nothing new is launched; what runs is left alone.",
+        )
+    failed = [f for f in pic.card_findings if f.status == "Fail"]
+    if failed:
+        return no(
+            kind,
+            Reason.DOES_NOT_FIT,
+            "the running engines do not fit: " + " ".join(f.text for f in failed[:5]) + " They are not wired.",
+        )
+    unknown_facts = pic.preflight.of("Unknown")
+    if unknown_facts and pic.managed and not pic.cards_decided:
+        return unknown(
+            kind,
+            Reason.WAITING_FOR_CARDS,
+            f"{len(unknown_facts)} rules wait for facts that the spec does not tell (first: "
+            f"{unknown_facts[0].rule}: {unknown_facts[0].message}); nothing is wired before the ranks' cards decide",
+        )
+    warned = len([*pic.preflight.of("Warn"), *(f for f in pic.card_findings if f.status == "Warn")])
+    if warned or (unknown_facts and not pic.managed):
+        open_facts = f", {len(unknown_facts)} rules could not be decided" if unknown_facts and not pic.managed else ""
+        return yes(
+            kind,
+            Reason.FITS_WITH_WARNINGS,
+            f"prefill and decode fit, with {warned} warnings (see status.warnings){open_facts}",
+        )
+    return yes(kind, Reason.FITS, "prefill and decode fit")
+
+
+def role_ready(pic: Picture, role: Role) -> Aspect:
+    """Are all replicas of a role serving?"""
+    kind = _ROLE_KIND[role]
+    wanted = pic.wanted[role]
+    pods = pic.side(role)
+    ready = len({p.replica for p in pic.ready(role)})
+    if wanted == 0:
+        return yes(kind, Reason.NOT_REQUIRED, f"no {role.value} replica is asked for")
+    if ready >= wanted:
+        old = sum(1 for p in pic.ready(role) if p.revision != pic.revisions.get(role, p.revision))
+        tail = f", {old} of them still at an older revision" if old else ""
+        return yes(kind, Reason.PODS_READY, f"{ready} of {wanted} {role.value} replicas are ready{tail}")
+    head = f"{ready} of {wanted} {role.value} replicas are ready"
+    why = {uid: text for uid, (_, text) in pic.gates.reasons.items()}
+    failed = [
+        p for p in pic.observed.pods if p.role == role.value and not p.deleting and p.phase in ("Failed", "Succeeded")
+    ]
+    found = worst([*pods, *failed], pic.gates.ready, why, pic.managed)
+    if found is not None:
+        return no(kind, found[0], f"{head}: {found[1]}")
+    waiting = [
+        b for key, b in pic.plan.backoff.items() if key.startswith(role.value) and b.not_before > pic.observed.now
+    ]
+    if waiting:
+        return no(
+            kind,
+            Reason.CRASHING,
+            f"{head}: the next attempt is due at {timestamp(waiting[0].not_before)} after "
+            f"{waiting[0].failures} failures; last: {waiting[0].last_exit or 'unknown'}",
+        )
+    if not pic.may_launch:
+        return no(kind, Reason.NOT_LAUNCHED, f"{head}: nothing is launched while the spec does not fit")
+    return no(kind, Reason.LAUNCHING, f"{head}: being launched")
+
+
+def peers_wired(pic: Picture) -> Aspect:
+    """Is every wanted replica wired to every partner?"""
+    kind = ConditionType.PEERS_WIRED
+    if not pic.managed:
+        return unknown(
+            kind,
+            Reason.NOT_MANAGED,
+            "the transfer backend finds its peers by itself and does not report them",
+            required=False,
+        )
+    inside = {role: {p.replica for p in pic.side(role) if p.uid in pic.gates.ready} for role in Role}
+    unreached = [p for p in pic.view.unreachable if not p.deleting]
+    if unreached:
+        refusal = next((r for r in pic.view.refusals if r.pod.uid == unreached[0].uid), None)
+        why = refusal.message if refusal else "no answer"
+        reason = refusal.reason if refusal else Reason.OPERATOR_CANNOT_REACH_PODS
+        return unknown(
+            kind,
+            reason,
+            f"the operator can not reach {', '.join(p.name for p in unreached[:5])} ({why}); their gates stay as they "
+            f"are. Check the NetworkPolicy and port {names.PORT_SIDECAR_CONTROL}.",
+        )
+    if pic.wiring.held:
+        return unknown(kind, Reason.OPERATOR_CANNOT_REACH_PODS, f"rosters are held back: {pic.wiring.held}")
+    if all(len(inside[role]) >= pic.wanted[role] for role in Role):
+        pairs = len(pic.ready_links())
+        return yes(kind, Reason.WIRED, f"{pairs} pairs of pods are wired, confirmed by both sides")
+    refused = [r for r in pic.view.refusals if not r.pod.deleting]
+    if refused:
+        worst_one = min(refused, key=lambda r: (not r.stale, r.pod.name))
+        return no(kind, worst_one.reason, f"{worst_one.pod.name}: {worst_one.message}")
+    order = (Reason.PEERS_REFUSED, Reason.PEERS_UNREACHABLE)
+    for reason in order:
+        for uid, (why_out, text) in sorted(pic.gates.reasons.items()):
+            if why_out is reason:
+                name = next((p.name for p in pic.pods if p.uid == uid), uid)
+                return no(kind, reason, f"{name}: {text}")
+    some = all(inside[role] for role in Role)
+    counts = ", ".join(f"{len(inside[role])} of {pic.wanted[role]} {role.value}" for role in Role)
+    return no(kind, Reason.PARTLY_WIRED if some else Reason.WIRING, f"wired: {counts}")
+
+
+def verified(pic: Picture, proof: Verification) -> Aspect:
+    """Did KV really move between every ready pair?"""
+    kind = ConditionType.KV_TRANSFER_VERIFIED
+    if not pic.managed:
+        return unknown(
+            kind,
+            Reason.NOT_MANAGED,
+            "only the PDCluster backend verifies transfers; a request through the router is the test here",
+            required=False,
+        )
+    if proof.failed:
+        return no(kind, Reason.VERIFICATION_FAILED, f"{proof.failed}. Look at both pods' logs and the fabric.")
+    if proof.pairs == 0:
+        return unknown(kind, Reason.NOT_OBSERVED_YET, "no pair is wired yet")
+    if proof.proven < proof.pairs:
+        return unknown(kind, Reason.VERIFYING, f"{proof.proven} of {proof.pairs} pairs have moved checked bytes")
+    if pic.spec is not None and pic.spec.transfer.verification.min_bandwidth:
+        least = float(parse_quantity(pic.spec.transfer.verification.min_bandwidth))
+        if proof.bandwidth < least:
+            return no(
+                kind,
+                Reason.BELOW_MIN_BANDWIDTH,
+                f"{proof.slowest} moved {proof.bandwidth / 1e9:.2f} GB/s, less than minBandwidth "
+                f"{least / 1e9:.2f} GB/s, over {proof.transport or 'an unknown transport'}",
+            )
+    return yes(
+        kind,
+        Reason.VERIFIED,
+        f"{proof.proven} pairs moved {proof.bytes} bytes with matching checksums, slowest {proof.text}"
+        + ("; device memory is emulated on host memory" if proof.emulated else ""),
+    )
+
+
+def router_ready(pic: Picture) -> Aspect:
+    """Does a router list a pair that can serve?"""
+    kind = ConditionType.ROUTER_READY
+    if pic.spec is None:
+        listing = [r for r in pic.observed.routers if r.workers]
+        if listing:
+            return yes(kind, Reason.ROUTER_READY, f"{len(listing)} router pods list workers")
+        return unknown(kind, Reason.NOT_OBSERVED_YET, "the spec can not be read", required=False)
+    if pic.spec.router.type is RouterType.NONE or pic.spec.router.replicas == 0:
+        return yes(kind, Reason.NOT_REQUIRED, "no router is asked for", required=False)
+    if pic.spec.router.type is RouterType.INFERENCE_POOL:
+        return unknown(
+            kind,
+            Reason.NOT_IMPLEMENTED_YET,
+            f"the InferencePool is not made yet; create one that selects {names.LABEL_CLUSTER_UID}="
+            f"{pic.observed.cluster.uid}",
+            required=False,
+        )
+    live = [r for r in pic.observed.routers if not r.pod.deleting]
+    if not any(r.pod.ready for r in live):
+        found = worst([r.pod for r in live], frozenset(), {}, False)
+        if found and found[0] in (
+            Reason.CANNOT_SCHEDULE,
+            Reason.CANNOT_PULL_IMAGE,
+            Reason.CANNOT_START,
+            Reason.CRASHING,
+        ):
+            return no(kind, found[0], found[1])
+        return no(kind, Reason.ROUTER_STARTING, "no router pod is ready yet")
+    answering = [r for r in live if r.workers is not None]
+    if not answering:
+        silent = next(r for r in live if r.pod.ready)
+        return no(
+            kind,
+            Reason.ROUTER_UNREACHABLE,
+            f"the operator can not set the workers of {silent.pod.name}: {silent.error or 'no answer'}",
+        )
+    wanted = {w.url for w in pic.workers}
+    for r in answering:
+        sides: dict[str, set[str]] = {}
+        for w in r.workers or ():
+            if w.healthy and w.url in wanted:
+                sides.setdefault(w.pairing_protocol, set()).add(w.worker_type)
+        if not any({role.value for role in Role} <= side for side in sides.values()):
+            return no(
+                kind, Reason.ROUTER_HAS_NO_PAIR, f"{r.pod.name} lists no healthy prefill-decode pair of one island"
+            )
+    return yes(
+        kind,
+        Reason.ROUTER_READY,
+        f"{len(answering)} router pods list {len(wanted)} workers; send requests to "
+        f"http://{names.router_name(pic.observed.cluster.name)}.{pic.observed.cluster.namespace}:{names.PORT_ROUTER_HTTP}",
+    )
+
+
+def progressing(pic: Picture) -> Aspect:
+    """Is anything under way, or in the way?"""
+    kind = ConditionType.PROGRESSING
+    observed = pic.observed
+    if observed.api_error:
+        reason = (
+            Reason.API_FORBIDDEN
+            if "403" in observed.api_error or observed.api_error_reason == "Forbidden"
+            else Reason.API_ERROR
+        )
+        action = " Check the operator's ClusterRole." if reason is Reason.API_FORBIDDEN else ""
+        return no(kind, reason, f"the API server refused a change: {observed.api_error}{action}")
+    if not pic.may_launch:
+        return no(kind, Reason.BLOCKED, "nothing is launched while the spec does not fit", required=False)
+    if pic.plan.blocked:
+        return no(kind, Reason.BLOCKED, pic.plan.blocked, required=False)
+    if pic.plan.waiting_until > observed.now:
+        return no(
+            kind,
+            Reason.BACKING_OFF,
+            f"a failed replica is launched again at {timestamp(pic.plan.waiting_until)}",
+            required=False,
+        )
+    limit = pic.spec.rollout.progress_deadline_seconds if pic.spec else 0
+    for role in Role:
+        was = old_condition(observed.cluster.status, _ROLE_KIND[role])
+        if was.get("status") == ConditionStatus.FALSE.value and len(pic.ready(role)) < pic.wanted[role]:
+            try:
+                since = parse_timestamp(str(was.get("lastTransitionTime")))
+            except ValueError:
+                continue
+            if observed.now - since > limit:
+                return no(
+                    kind,
+                    Reason.BLOCKED,
+                    f"{role.value} has not become ready within {limit} s (see {_ROLE_KIND[role].value})",
+                    required=False,
+                )
+    if pic.plan.rolling or pic.plan.leaving or any(len(pic.ready(r)) < pic.wanted[r] for r in Role):
+        return yes(
+            kind, Reason.ROLLING, f"{pic.plan.rolling} replicas are not at the current revision yet", required=False
+        )
+    return yes(kind, Reason.STABLE, "nothing is under way", required=False)
+
+
+def all_aspects(pic: Picture, proof: Verification) -> list[Aspect]:
+    """Every condition but Ready, in the order of the rollup."""
+    if pic.spec is not None:
+        fabric = fabric_ready(pic.observed, pic.spec, pic.view)
+    else:
+        fabric = unknown(ConditionType.FABRIC_READY, Reason.INVALID_SPEC, "the spec can not be read", required=False)
+    return [
+        compatible(pic),
+        fabric,
+        role_ready(pic, Role.PREFILL),
+        role_ready(pic, Role.DECODE),
+        peers_wired(pic),
+        verified(pic, proof),
+        router_ready(pic),
+        progressing(pic),
+    ]

@@ -1,0 +1,34 @@
+"""Knobs of decide(): images, limits and deadlines. The process's settings fill it; the defaults are what tests use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DecideSettings:
+    """All times are seconds."""
+
+    transfer_image: str = "pdcluster/transfer:latest"
+    """Image of the sidecar and of the SGLang plugin, unless the spec names one."""
+    router_image: str = "lightseekorg/smg:v1.13.0"
+    operator_namespace: str = "pdcluster-system"
+    image_pull_policy: str = "IfNotPresent"
+    converging_requeue: float = 0.5
+    idle_requeue: float = 5.0
+    unreachable_tries: int = 3
+    """Distinct findings of Unreachable between two wired pods before a gate may fall."""
+    unreachable_seconds: float = 5.0
+    """... or this long, when the finding is not repeated."""
+    rejoin_stability_seconds: float = 5.0
+    """A pod that fell out through its own links stays out this long after they are good again."""
+    stale_limit_seconds: float = 60.0
+    drain_limit_seconds: float = 30.0
+    """How long a leaving pod waits for routers to drop it before it is deleted anyway."""
+    backoff_base_seconds: float = 10.0
+    backoff_max_seconds: float = 300.0
+    backoff_reset_seconds: float = 300.0
+    """A pod that was ready this long clears its slot's failures."""
+    certificate_renew_before_seconds: float = 10 * 86400.0
+    network_policy: bool = True
+    disruption_budgets: bool = True
