@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
+from pdtransfer.contract.base import Backend, EngineType, MemoryKind, Role
+from pdtransfer.contract.card import EngineFacts, RankCard
+from pdtransfer.contract.fingerprint import ModelIdentity
+from pdtransfer.contract.layout import RankLayout
+from pdtransfer.engines.reference.facts import engine_version
 from pdtransfer.engines.reference.kv_pool import PagedKVPool
 from pdtransfer.engines.reference.model_config import LlamaConfig
 from pdtransfer.engines.reference.options import Options
-from pdtransfer.engines.reference.problems import SetupError
-from pdtransfer.session.api import Endpoint
+from pdtransfer.engines.reference.static_peers import StaticPeers
+from pdtransfer.session.api import EndpointConfig, PoolRegion
+from pdtransfer.session.endpoint import RankEndpoint
+from pdtransfer.sidecar.rank_link import RankLink
+
+log = logging.getLogger(__name__)
 
 
 class PeerSource(Protocol):
@@ -25,7 +36,7 @@ class PeerSource(Protocol):
 class Link:
     """An endpoint and where its peers come from."""
 
-    def __init__(self, endpoint: Endpoint, source: PeerSource | None) -> None:
+    def __init__(self, endpoint: RankEndpoint, source: PeerSource | None) -> None:
         self.endpoint = endpoint
         self._source = source
 
@@ -43,5 +54,85 @@ def connect(
     dtype: str,
     on_change: Callable[[], None],
 ) -> Link:
-    """The link of rank `number`, started."""
-    raise SetupError("this build has no transfer module: run with --disaggregation-mode null")
+    """The link of rank `number`, started: pool registered, card shown, peers followed."""
+    endpoint = RankEndpoint(
+        card_template(options, config, pool.layout(number, options.tp_size), dtype),
+        [
+            PoolRegion(
+                layer=r.layer,
+                kind=r.kind.value,
+                address=r.address,
+                item_bytes=r.item_bytes,
+                items=r.items,
+                memory=r.memory.value if r.memory else MemoryKind.DRAM.value,
+            )
+            for r in pool.regions()
+        ],
+        EndpointConfig(
+            listen_host=listen_host(options.advertise_host),
+            advertise_host=options.advertise_host,
+            tls_dir=str(options.tls_dir) if options.tls_dir else None,
+            net_devices=options.net_devices,
+        ),
+    )
+    endpoint.on_change(on_change)
+    source: PeerSource | None = None
+    if options.sidecar_socket is not None:
+        source = RankLink(options.sidecar_socket, endpoint, options.tp_size)
+    elif options.peers_dir is not None:
+        source = StaticPeers(options.peers_dir, endpoint)
+    else:
+        log.warning("neither --sidecar-socket nor --peers-file: this rank will never have a peer")
+    if source is not None:
+        source.start()
+    return Link(endpoint, source)
+
+
+def listen_host(advertised: str) -> str:
+    """All addresses of the advertised family; loopback stays on loopback."""
+    if advertised in ("127.0.0.1", "::1", "localhost"):
+        return advertised
+    return "::" if ":" in advertised else "0.0.0.0"
+
+
+def card_template(options: Options, config: LlamaConfig, layout: RankLayout, dtype: str) -> RankCard:
+    """The rank's card without what only the endpoint knows (agent, metadata, control address)."""
+    backend = Backend.NIXL if options.backend == "nixl" else Backend.PDCLUSTER
+    prefill = options.mode == "prefill"
+    host = f"[{options.advertise_host}]" if ":" in options.advertise_host else options.advertise_host
+    return RankCard(
+        cluster_uid=options.cluster_uid,
+        pod_uid=options.pod_uid,
+        pod_name=options.pod_name,
+        role=Role.PREFILL if prefill else Role.DECODE,
+        revision=options.pod_revision,
+        incarnation=options.incarnation,
+        model=ModelIdentity(
+            name=options.served_model_name,
+            revision=options.model_revision,
+            dtype=dtype,
+            layers=config.layers,
+            total_kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            v_head_dim=config.head_dim,
+        ),
+        layout=layout,
+        engine=EngineFacts(
+            type=EngineType.REFERENCE,
+            version=engine_version(),
+            backend=backend,
+            backend_emulated=backend is not Backend.PDCLUSTER,
+            nixl_version=nixl_version(),
+            max_total_tokens=layout.regions[0].items * layout.page_tokens,
+        ),
+        agent_name="",
+        bootstrap=f"{host}:{options.bootstrap_port}" if prefill else "",
+    )
+
+
+def nixl_version() -> str:
+    """Version of the installed NIXL, empty without one."""
+    try:
+        return version("nixl")
+    except PackageNotFoundError:
+        return ""

@@ -102,6 +102,7 @@ def _run(connection: Connection[object, object], configure: Configure) -> int:
                         return 0
                 _report(connection, rank.transfers.poll())
             _report(connection, rank.transfers.poll())
+            rank.check()
     finally:
         rank.close()
 

@@ -6,12 +6,12 @@ import logging
 import os
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from pdtransfer.engines.reference.collective import Collective, make_collective
 from pdtransfer.engines.reference.kv_pool import PagedKVPool, PoolShape, dtype_name, torch_dtype
-from pdtransfer.engines.reference.link import Link, connect
 from pdtransfer.engines.reference.llama import LlamaShard, Span
 from pdtransfer.engines.reference.messages import Configure, RankFacts, Sampled, Step
 from pdtransfer.engines.reference.model_config import LlamaConfig, load_config
@@ -19,6 +19,9 @@ from pdtransfer.engines.reference.options import Options
 from pdtransfer.engines.reference.sampling import sample
 from pdtransfer.engines.reference.transfers import RankTransfers
 from pdtransfer.engines.reference.wake import Wake
+
+if TYPE_CHECKING:
+    from pdtransfer.engines.reference.link import Link
 
 log = logging.getLogger(__name__)
 COLLECTIVE_TIMEOUT_S = 60.0
@@ -52,6 +55,11 @@ class Rank:
             if item.sampling is not None
         )
 
+    def check(self) -> None:
+        """Raise when the endpoint's own thread has ended: every transfer would fail from now on."""
+        if self.link is not None and self.link.endpoint.failed is not None:
+            raise RuntimeError(f"the transfer endpoint failed: {self.link.endpoint.failed}")
+
     def drain(self) -> None:
         """Take no new transfers."""
         if self.link is not None:
@@ -76,7 +84,12 @@ def build_rank(configure: Configure, started: float) -> Rank:
     model = LlamaShard(config, options.model_path, number, collective, dtype)
     pool = make_pool(config, options, number, dtype)
     wake = Wake()
-    link = connect(options, config, pool, number, dtype_name(dtype), wake.set) if options.disaggregated else None
+    link = None
+    if options.disaggregated:
+        # NIXL and the control channel are loaded only where KV moves.
+        from pdtransfer.engines.reference.link import connect
+
+        link = connect(options, config, pool, number, dtype_name(dtype), wake.set)
     transfers = RankTransfers(number, link.endpoint if link else None)
     facts = read_facts(model, pool, started, link)
     log.info("loaded in %.1f s: %s", facts.load_seconds, facts)

@@ -279,6 +279,8 @@ class Scheduler:
             self.commands.append(AbortTransfer(request.asked.rid, reason))
 
     def _release(self, request: Request) -> None:
+        if self._requests.get(request.asked.rid) is not request:
+            return  # released already
         settled = request.transfer is None or request.transfer.settled
         if request.phase is Phase.ENDED and not request.in_step and settled:
             self.allocator.free(request.pages)

@@ -119,5 +119,5 @@ def _update(
     metadata: bytes | None = None,
 ) -> TransferUpdate:
     reason = error.reason if isinstance(error, TransferError) else type(error).__name__ if error else ""
-    message = f"{error}" if error else ""
+    message = str(error).removeprefix(f"{reason}: ") if error else ""
     return TransferUpdate(rank, rid, state, releasable, reason, message, metadata)

@@ -1,0 +1,29 @@
+"""Makes `reference_kit` importable (the suite runs in importlib mode), and the fixtures: a tiny checkpoint and
+the independent implementation that knows its answers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from reference_kit import Truth
+
+from pdtransfer.engines.reference.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder."""
+    folder = tmp_path_factory.mktemp("tiny")
+    make_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def truth(tiny: Path) -> Truth:
+    """`transformers` on that checkpoint."""
+    return Truth(tiny)
