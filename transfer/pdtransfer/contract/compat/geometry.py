@@ -152,9 +152,10 @@ def b8(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 )
 def b9(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     for facts in (p, d):
-        dtype = known(facts.kv_dtype, facts, "kv_dtype")
-        if "fp4" in dtype.lower():
-            return Hit(f"{facts.role.value} KV dtype is {dtype!r}: its scale tensors are not transferred")
+        if facts.kv_dtype is not None and "fp4" in facts.kv_dtype.lower():
+            return Hit(f"{facts.role.value} KV dtype is {facts.kv_dtype!r}: its scale tensors are not transferred")
+    for facts in (p, d):
+        known(facts.kv_dtype, facts, "kv_dtype")
     return None
 
 

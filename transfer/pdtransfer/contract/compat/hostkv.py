@@ -157,6 +157,7 @@ def f7(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
                 consequence="SGLang stops with 'Missing NIXL destination KV memory kind' and every later request "
                 "to that rank hangs; PDCluster never wires such a card.",
             )
+    for facts in (p, d):
         known(facts.memory_kinds, facts, "memory_kinds")
     return None
 
@@ -170,13 +171,15 @@ def f7(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 )
 def f8(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     for facts in (p, d):
-        if known(facts.segments, facts, "segments") == 0:
+        if facts.segments == 0:
             other = d if facts is p else p
             return Hit(
                 f"{facts.role.value} registered no KV memory segments ({other.role.value}: "
                 f"{'not known' if other.segments is None else other.segments})",
                 consequence="There is nothing to write from or to ('NIXL KV transfer has no KV memory segments').",
             )
+    for facts in (p, d):
+        known(facts.segments, facts, "segments")
     return None
 
 

@@ -212,12 +212,11 @@ def unmapped(prefill: RankCard, decode: RankCard) -> str | None:
         return f"{name(prefill)} has page size {p.page_tokens}, {name(decode)} {d.page_tokens}"
     if not meet(p, d):
         return None
-    common = set(p.layers) & set(d.layers)
     ours, theirs = _items(p), _items(d)
-    for layer in sorted(common):
-        kinds = [{k for i, k, draft in items if i == layer and not draft} for items in (ours, theirs)]
-        if kinds[0] != kinds[1]:
-            shown = ["+".join(sorted(k.value for k in side)) for side in kinds]
+    kinds = _kinds(ours), _kinds(theirs)
+    for layer in sorted(set(kinds[0]) & set(kinds[1])):
+        if kinds[0][layer] != kinds[1][layer]:
+            shown = ["+".join(sorted(k.value for k in side[layer])) for side in kinds]
             return f"layer {layer} is {shown[0]} on {name(prefill)} and {shown[1]} on {name(decode)}"
     for key in sorted(set(ours) & set(theirs)):
         layer, kind, _ = key
@@ -244,6 +243,15 @@ def _items(layout: RankLayout) -> dict[Key, set[int]]:
     found: dict[Key, set[int]] = {}
     for region in layout.regions:
         found.setdefault(region.key, set()).add(region.item_bytes)
+    return found
+
+
+def _kinds(items: dict[Key, set[int]]) -> dict[int, set[RegionKind]]:
+    """Region kinds of each layer, draft layers not counted."""
+    found: dict[int, set[RegionKind]] = {}
+    for layer, kind, draft in items:
+        if not draft:
+            found.setdefault(layer, set()).add(kind)
     return found
 
 

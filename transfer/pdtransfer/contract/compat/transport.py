@@ -66,10 +66,12 @@ def is_loopback(host: str) -> bool:
 )
 def h5(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     for facts in (p, d):
-        host = known(facts.host, facts, "host")
-        if is_loopback(host):
+        host = facts.host
+        if host is not None and is_loopback(host):
             other = "decode can't fetch its bootstrap data" if facts is p else "the router can't reach it"
             return Hit(f"{facts.role.value} listens on {host}: {other}")
+    for facts in (p, d):
+        known(facts.host, facts, "host")
     return None
 
 
@@ -99,6 +101,8 @@ def h6(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     engines=SGLANG_ONLY,
 )
 def h10(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    if p.sampling_mask is None and d.sampling_mask is None:
+        return None  # Neither side speaks of it, and it is off by default.
     ours, theirs = known(p.sampling_mask, p, "sampling_mask"), known(d.sampling_mask, d, "sampling_mask")
     if ours == theirs:
         return None
@@ -136,10 +140,12 @@ def v2(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     for facts in (p, d):
         if facts.engine is not EngineType.SGLANG:
             continue
-        version = known(facts.engine_version, facts, "engine_version")
-        if parse_version(version)[:3] != parse_version(READ_FROM):
+        version = facts.engine_version
+        if version is not None and parse_version(version)[:3] != parse_version(READ_FROM):
             return Hit(
                 f"{facts.role.value} runs SGLang {version}, the rules of fit were read from {READ_FROM}",
                 consequence="A rule may be missing or too strict for this version.",
             )
+    for facts in (p, d):
+        known(facts.engine_version, facts, "engine_version")
     return None

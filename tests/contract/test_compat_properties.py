@@ -1,0 +1,154 @@
+"""What holds of the fit check for any facts: total, deterministic, and honest about what our mover does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdtransfer.contract.base import Backend, EngineType, MemoryKind, Role
+from pdtransfer.contract.compat import RULES, Report, Status, check
+from pdtransfer.contract.facts import HostKVMode, RoleFacts
+from pdtransfer.contract.geometry import AttentionKind, ModelGeometry
+
+maybe_bool = st.sampled_from([None, True, False])
+small = st.integers(1, 17)
+words = st.sampled_from([None, "", "auto", "bf16", "fp8_e4m3", "mxfp8", "nvfp4", "EAGLE", "NGRAM", "x"])
+
+
+@st.composite
+def geometries(draw: st.DrawFn) -> ModelGeometry:
+    layers = draw(st.integers(1, 12))
+    some = st.lists(st.integers(0, layers - 1), unique=True, max_size=layers).map(tuple)
+    return ModelGeometry(
+        attention=draw(st.sampled_from(AttentionKind)),
+        layers=layers,
+        kv_heads=draw(small),
+        head_dim=draw(small),
+        v_head_dim=draw(st.none() | small),
+        sliding_window_layers=draw(some),
+        linear_layers=draw(some),
+        model_type=draw(st.sampled_from([None, "minimax_m3", "deepseek_v4", "llama"])),
+        max_context=draw(st.none() | small),
+    )
+
+
+def role_facts(role: Role) -> st.SearchStrategy[RoleFacts]:
+    return st.builds(
+        RoleFacts,
+        role=st.just(role),
+        engine=st.sampled_from(EngineType),
+        engine_version=st.sampled_from([None, "", "0.5.23", "0.6.0rc1", "nightly"]),
+        backend=st.sampled_from(Backend),
+        geometry=st.none() | geometries(),
+        model_name=words,
+        model_revision=words,
+        model_dtype=words,
+        tensor_parallel=small,
+        pipeline_parallel=small,
+        attention_data_parallel=small,
+        context_parallel=small,
+        data_parallel=small,
+        dp_attention_flag=st.booleans(),
+        page_size=st.none() | small,
+        kv_dtype=words,
+        chunked_prefill_size=st.sampled_from([None, -1, 0, 16, 1000]),
+        context_length=st.none() | small,
+        decode_radix_cache=maybe_bool,
+        disable_radix_cache=maybe_bool,
+        hierarchical_cache=maybe_bool,
+        decode_offload=maybe_bool,
+        hicache_storage_backend=words,
+        retraction_backup=st.sampled_from([None, "", "host_pool", "cpu_tensor"]),
+        mixed_chunk=maybe_bool,
+        host_kv=st.sampled_from(HostKVMode),
+        memory_kinds=st.none() | st.frozensets(st.sampled_from(MemoryKind)),
+        segments=st.none() | st.integers(0, 4),
+        speculative_algorithm=words,
+        staging_buffer=maybe_bool,
+        nixl_backend=words,
+        bootstrap_port=st.none() | small,
+        host=st.sampled_from([None, "", "localhost", "[::1]", "0.0.0.0", "%"]),
+        layers=st.none() | st.just((0, 1)),
+        observed=st.booleans(),
+        page_size_requested=st.none() | small,
+        max_total_tokens=st.none() | small,
+        regions_without_memory_kind=st.none() | st.integers(0, 4),
+        draft_layers=st.none() | small,
+        optimistic_prefill=maybe_bool,
+        all_cp_ranks_transfer=maybe_bool,
+        sampling_mask=maybe_bool,
+        ssm_dtype=words,
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(role_facts(Role.PREFILL), role_facts(Role.DECODE), st.none() | st.sampled_from(Backend))
+def test_check_is_total_deterministic_and_speaks_of_every_rule(
+    prefill: RoleFacts, decode: RoleFacts, backend: Backend | None
+) -> None:
+    report = check(prefill, decode, backend)
+    assert report == check(prefill.model_copy(), decode.model_copy(), backend)
+    assert [f.rule for f in report.findings] + list(report.deferred) != []
+    assert {f.rule for f in report.findings} | set(report.deferred) == {r.id for r in RULES}
+    assert len(report.findings) + len(report.deferred) == len(RULES)
+    for finding in report.findings:
+        if finding.status in (Status.FAIL, Status.WARN):
+            assert finding.message and finding.action and finding.severity
+        if finding.status is Status.UNKNOWN:
+            assert finding.needs and finding.message and finding.action
+    assert Report.model_validate_json(report.to_json()) == report
+
+
+@settings(max_examples=100, deadline=None)
+@given(role_facts(Role.PREFILL), role_facts(Role.DECODE), st.sampled_from(Backend))
+def test_knowing_more_never_turns_a_fail_into_unknown(prefill: RoleFacts, decode: RoleFacts, backend: Backend) -> None:
+    """Filling in defaults settles Unknown; a rule that failed on known facts keeps an answer."""
+    before = {f.rule: f.status for f in check(prefill, decode, backend).findings}
+    full = check(prefill.with_launch_defaults(), decode.with_launch_defaults(), backend)
+    for finding in full.findings:
+        if before.get(finding.rule) is Status.FAIL:
+            assert finding.status is Status.FAIL, finding.rule
+
+
+POWERS = st.sampled_from([1, 2, 4, 8, 16])
+
+
+@settings(max_examples=150, deadline=None)
+@given(POWERS, POWERS, POWERS, st.integers(1, 4), st.integers(1, 4), st.sampled_from(AttentionKind), st.booleans())
+def test_divisible_tp_never_fails_a_parallelism_rule_with_our_mover(
+    heads: int, p: int, d: int, p_stages: int, d_stages: int, attention: AttentionKind, v_differs: bool
+) -> None:
+    geometry = ModelGeometry(
+        attention=attention, layers=36, kv_heads=heads, head_dim=64, v_head_dim=32 if v_differs else None
+    )
+    common: dict[str, Any] = {
+        "geometry": geometry,
+        "memory_kinds": frozenset(MemoryKind),
+        "page_size": 16,
+        "kv_dtype": "bfloat16",
+    }
+    report = check(
+        RoleFacts(role=Role.PREFILL, tensor_parallel=p, pipeline_parallel=p_stages, **common).with_launch_defaults(),
+        RoleFacts(role=Role.DECODE, tensor_parallel=d, pipeline_parallel=d_stages, **common).with_launch_defaults(),
+        Backend.PDCLUSTER,
+    )
+    assert [f for f in report.findings if f.rule[0] in "A" and f.status is not Status.PASS] == []
+    assert [f for f in report.findings if f.rule == "F3" and f.status is not Status.PASS] == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 16), st.integers(1, 16), st.sampled_from(Backend))
+def test_a3_is_symmetric_in_the_two_sizes(p: int, d: int, backend: Backend) -> None:
+    def status(first: int, second: int) -> Status | None:
+        report = check(
+            RoleFacts(role=Role.PREFILL, tensor_parallel=first),
+            RoleFacts(role=Role.DECODE, tensor_parallel=second),
+            backend,
+        )
+        finding = report.finding("A3")
+        return finding.status if finding else None
+
+    assert status(p, d) is status(d, p)
+    assert (status(p, d) is Status.PASS) == (max(p, d) % min(p, d) == 0)
