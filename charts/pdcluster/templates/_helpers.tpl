@@ -20,7 +20,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "pdcluster.serviceAccount" -}}
-{{- if .Values.serviceAccount.create }}{{ default (include "pdcluster.name" .) .Values.serviceAccount.name }}{{ else }}{{ required "serviceAccount.name is needed when serviceAccount.create is false" .Values.serviceAccount.name }}{{ end }}
+{{- if .Values.serviceAccount.create }}{{ default (printf "%s-operator" (include "pdcluster.name" .)) .Values.serviceAccount.name }}{{ else }}{{ required "serviceAccount.name is needed when serviceAccount.create is false" .Values.serviceAccount.name }}{{ end }}
 {{- end }}
 
 {{- define "pdcluster.image" -}}

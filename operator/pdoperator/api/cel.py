@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pdoperator.api import names
+from pdoperator.domain.containers import OWN_ENV
 from pdoperator.domain.engine_flags import FACT_FLAGS, NOT_OWNED, OWNED, OwnedFlag
 
 MAX_NAME = 40
@@ -25,8 +26,9 @@ OWNED_VOLUMES = (
     names.VOLUME_SOCKET,
     names.VOLUME_TLS,
     names.VOLUME_SHM,
+    "pdtransfer-plugin",
 )
-OWNED_MOUNTS = (names.MODEL_PATH, names.SOCKET_DIR, names.TLS_DIR)
+OWNED_MOUNTS = (names.MODEL_PATH, names.SOCKET_DIR, names.TLS_DIR, "/opt/pdtransfer/plugin", "/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,11 @@ def _role_rules(role: str) -> list[CelRule]:
         ),
         CelRule(
             (*path, "env", "[]"),
+            f"!(self.name in {_list(OWN_ENV)})",
+            "this variable is set by the operator: remove it",
+        ),
+        CelRule(
+            (*path, "env", "[]"),
             "!(has(self.value) && has(self.valueFrom))",
             "set value or valueFrom, not both",
         ),
@@ -197,11 +204,11 @@ RULES: tuple[CelRule, ...] = (
     ),
     CelRule(
         ("spec",),
-        "self.transfer.fabric.type != 'RDMA' || self.transfer.fabric.hostNetwork"
+        "self.transfer.fabric.type != 'RDMA' || self.transfer.fabric.hostNetwork || self.transfer.fabric.privileged"
         " || has(self.transfer.fabric.resourceClaimTemplate)"
         " || (has(self.transfer.fabric.resources) && size(self.transfer.fabric.resources) > 0)",
         "fabric RDMA needs a way to the NICs: set transfer.fabric.resources (for example rdma/hca), "
-        "resourceClaimTemplate or hostNetwork, or set transfer.fabric.type to TCP",
+        "resourceClaimTemplate, hostNetwork or privileged, or set transfer.fabric.type to TCP",
         field_path=".transfer.fabric",
     ),
     CelRule(

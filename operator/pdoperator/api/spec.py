@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StrictBool, StrictInt, StrictStr, StringConstraints
 
 from pdoperator.api.base import NO_CRD_DEFAULT, ApiModel
 from pdoperator.api.kubetypes import (
@@ -29,14 +29,14 @@ MAX_RANKS = 1024
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Argument = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-LayerId = Annotated[int, Field(ge=0, le=4095)]
+LayerId = Annotated[StrictInt, Field(ge=0, le=4095)]
 StringMap = dict[str, Annotated[str, StringConstraints(max_length=4096)]]
 Quantity = Annotated[
     str,
     StringConstraints(pattern=QUANTITY_PATTERN, max_length=64),
     Field(json_schema_extra={"x-pd-schema": QUANTITY}, coerce_numbers_to_str=True),
 ]
-_MAP = {"maxProperties": 64}
+_MAP: dict[str, Any] = {"maxProperties": 64}
 _NAMED: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 
 
@@ -48,17 +48,21 @@ class GeometrySpec(ApiModel):
         default=AttentionKind.GQA,
         description="How the model stores KV: GQA (also plain multi-head attention), MLA or DSA.",
     )
-    layers: int = Field(ge=1, le=4096, description="Number of hidden layers.")
-    kv_heads: int = Field(ge=1, le=4096, description="Number of key/value heads over all ranks (num_key_value_heads).")
-    head_dim: int = Field(ge=1, le=65536, description="Dimension of one key head.")
-    v_head_dim: int | None = Field(
+    layers: StrictInt = Field(ge=1, le=4096, description="Number of hidden layers.")
+    kv_heads: StrictInt = Field(
+        ge=1, le=4096, description="Number of key/value heads over all ranks (num_key_value_heads)."
+    )
+    head_dim: StrictInt = Field(ge=1, le=65536, description="Dimension of one key head.")
+    v_head_dim: StrictInt | None = Field(
         default=None, ge=1, le=65536, description="Dimension of one value head where it differs from headDim."
     )
-    kv_lora_rank: int | None = Field(default=None, ge=1, le=65536, description="Rank of the compressed KV (MLA, DSA).")
-    qk_rope_head_dim: int | None = Field(
+    kv_lora_rank: StrictInt | None = Field(
+        default=None, ge=1, le=65536, description="Rank of the compressed KV (MLA, DSA)."
+    )
+    qk_rope_head_dim: StrictInt | None = Field(
         default=None, ge=1, le=65536, description="Rotary dimension stored beside the compressed KV (MLA, DSA)."
     )
-    index_head_dim: int | None = Field(
+    index_head_dim: StrictInt | None = Field(
         default=None, ge=1, le=65536, description="Dimension of the sparse-attention index keys (DSA)."
     )
     sliding_window_layers: tuple[LayerId, ...] = Field(
@@ -115,7 +119,7 @@ class EngineSpec(ApiModel):
 class KVCacheSpec(ApiModel):
     """What both roles must agree on. Written explicitly to both, because their own defaults may differ."""
 
-    page_size: int | None = Field(
+    page_size: StrictInt | None = Field(
         default=None, ge=1, le=4096, description="Tokens in a page of the KV pool. The same on both roles."
     )
     dtype: ShortText | None = Field(
@@ -143,7 +147,7 @@ class FabricResource(ApiModel):
     name: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern="^[^/]+/[^/]+$")] = Field(
         description="Name of the extended resource, for example rdma/hca or vpc.amazonaws.com/efa."
     )
-    count: int = Field(default=1, ge=1, le=1024, description="How many of it each engine pod asks for.")
+    count: StrictInt = Field(default=1, ge=1, le=1024, description="How many of it each engine pod asks for.")
 
 
 class FabricSpec(ApiModel):
@@ -179,8 +183,8 @@ class FabricSpec(ApiModel):
     annotations: StringMap = Field(
         default={}, json_schema_extra=_MAP, description="Further annotations that the fabric needs on engine pods."
     )
-    host_network: bool = Field(default=False, description="Run engine pods in the node's network namespace.")
-    privileged: bool = Field(
+    host_network: StrictBool = Field(default=False, description="Run engine pods in the node's network namespace.")
+    privileged: StrictBool = Field(
         default=False, description="Run the engine container privileged (some fabrics need it to register memory)."
     )
     gpu_direct: GPUDirect = Field(
@@ -209,7 +213,7 @@ class VerificationSpec(ApiModel):
         description="Least bandwidth of a pair of pods in bytes per second, for example 10G. Judged only while the "
         "pair is idle. Unset: measured and shown, never judged.",
     )
-    interval_seconds: int = Field(
+    interval_seconds: StrictInt = Field(
         default=60,
         ge=5,
         le=86400,
@@ -221,21 +225,21 @@ class VerificationSpec(ApiModel):
 class TimeoutsSpec(ApiModel):
     """Deadlines of one request's transfer. Every wait in the transfer module has one."""
 
-    waiting_seconds: int = Field(
+    waiting_seconds: StrictInt = Field(
         default=30,
         ge=1,
         le=3600,
         json_schema_extra=NO_CRD_DEFAULT,
         description="Longest wait of one side for the other to take part in a request. The operator's default is 30.",
     )
-    transfer_seconds: int = Field(
+    transfer_seconds: StrictInt = Field(
         default=60,
         ge=1,
         le=3600,
         json_schema_extra=NO_CRD_DEFAULT,
         description="Longest time from a request's first byte to its last. The operator's default is 60.",
     )
-    drain_seconds: int = Field(
+    drain_seconds: StrictInt = Field(
         default=30,
         ge=0,
         le=3600,
@@ -267,7 +271,7 @@ class HierarchicalCacheSpec(ApiModel):
     Set ratio or size, not both."""
 
     ratio: float | None = Field(default=None, gt=0, le=1000, description="Host pool size over device pool size.")
-    size: int | None = Field(default=None, ge=1, le=65536, description="Host pool size per rank in GB.")
+    size: StrictInt | None = Field(default=None, ge=1, le=65536, description="Host pool size per rank in GB.")
     write_policy: Annotated[str, StringConstraints(pattern="^[a-z_]+$", max_length=64)] | None = Field(
         default=None, description="write_through, write_through_selective or write_back."
     )
@@ -341,7 +345,7 @@ class PodTemplate(ApiModel):
     container_security_context: AnyObject | None = Field(
         default=None, description="Security context of the engine (or router) container, as in a pod's spec."
     )
-    termination_grace_period_seconds: int | None = Field(
+    termination_grace_period_seconds: StrictInt | None = Field(
         default=None,
         ge=0,
         le=86400,
@@ -352,17 +356,17 @@ class PodTemplate(ApiModel):
 class RoleSpec(ApiModel):
     """One side of the disaggregated pair."""
 
-    replicas: int = Field(default=1, ge=0, le=1024, description="Number of engine instances of this role.")
-    nodes_per_replica: int = Field(
+    replicas: StrictInt = Field(default=1, ge=0, le=1024, description="Number of engine instances of this role.")
+    nodes_per_replica: StrictInt = Field(
         default=1, ge=1, le=64, description="Pods that form one engine instance. More than 1 is not supported yet."
     )
-    tensor_parallel_size: int = Field(
+    tensor_parallel_size: StrictInt = Field(
         default=1, ge=1, le=MAX_RANKS, description="Tensor-parallel ranks of one engine instance."
     )
-    pipeline_parallel_size: int = Field(
+    pipeline_parallel_size: StrictInt = Field(
         default=1, ge=1, le=MAX_RANKS, description="Pipeline stages of one engine instance."
     )
-    attention_data_parallel_size: int = Field(
+    attention_data_parallel_size: StrictInt = Field(
         default=1,
         ge=1,
         le=MAX_RANKS,
@@ -433,7 +437,7 @@ class RouterSpec(ApiModel):
         description="SMG (SGLang's gateway, run by the operator), InferencePool (a Gateway API picker of your own) "
         "or None.",
     )
-    replicas: int = Field(default=1, ge=0, le=64, description="Number of router pods (SMG).")
+    replicas: StrictInt = Field(default=1, ge=0, le=64, description="Number of router pods (SMG).")
     policies: RouterPolicies = Field(
         default=RouterPolicies(), description="How the router picks among the pods of a role."
     )
@@ -451,13 +455,13 @@ class Isolation(StrEnum):
 class RolloutSpec(ApiModel):
     """How a change of the spec reaches the pods."""
 
-    max_surge: int | str = Field(
+    max_surge: StrictInt | StrictStr = Field(
         default=0,
         json_schema_extra={"x-pd-schema": INT_OR_STRING},
         description="Replicas of a role beyond the wanted number during a rollout: a number or a percentage "
         "(rounded up).",
     )
-    max_unavailable: int | str = Field(
+    max_unavailable: StrictInt | StrictStr = Field(
         default=1,
         json_schema_extra={"x-pd-schema": INT_OR_STRING},
         description="Replicas of a role that may be missing during a rollout: a number or a percentage (rounded down).",
@@ -467,7 +471,7 @@ class RolloutSpec(ApiModel):
         description="Fit: pods of two revisions serve each other when the fit check passes between them. Revision: "
         "never.",
     )
-    progress_deadline_seconds: int = Field(
+    progress_deadline_seconds: StrictInt = Field(
         default=600,
         ge=1,
         le=86400,

@@ -6,7 +6,8 @@ dashes, and abbreviations (argparse takes any unambiguous prefix). A prefix of a
 where it is ambiguous: argparse would refuse it as well, only later and with the pods already running.
 
 Flags that only tell facts (chunked prefill, speculation, HiCache ...) are allowed and read for the fit check.
-Names are those of SGLang 0.5.23; Reference takes the same ones.
+Names are those of SGLang 0.5.23 and of Reference, which takes some of them and a few of its own. A name that one of
+them does not have is refused as well: the other engine would end with a usage error.
 """
 
 from __future__ import annotations
@@ -69,6 +70,15 @@ OWNED: tuple[OwnedFlag, ...] = (
     OwnedFlag(("--nnodes", "--node-rank"), "nodesPerReplica"),
     OwnedFlag(("--dist-init-addr", "--nccl-init-addr"), "", "the operator sets it for each replica"),
     OwnedFlag(("--enable-pd-role-switch",), "", "a pod's role is fixed, the router and peers rely on it"),
+    OwnedFlag(("--kv-memory-kind",), "spec.decode.hostKV"),
+    OwnedFlag(("--model-revision",), "spec.model.revision"),
+    OwnedFlag(("--advertise-host",), "", "engines are reached at the pod's address"),
+    OwnedFlag(("--sidecar-socket", "--peers-file", "--peers-dir", "--tls-dir"), "", "the operator wires the pods"),
+    OwnedFlag(
+        ("--cluster-uid", "--pod-uid", "--pod-name", "--pod-revision", "--incarnation"),
+        "",
+        "the operator and the engine set the pod's identity",
+    ),
     OwnedFlag(("--config",), "", "flags inside a file can't be checked; write them into extraArgs"),
 )
 
@@ -76,16 +86,13 @@ OWNED: tuple[OwnedFlag, ...] = (
 NOT_OWNED: frozenset[str] = frozenset()
 
 _OWNED_BY_NAME = {name: flag for flag in OWNED for name in flag.names}
-_SPLIT = re.compile(r"[=\s]")
+_FLAG = re.compile(r"(--?)([A-Za-z][^=\s]*)")
 
 
 def _flag_name(arg: str) -> str | None:
     """Name part of an argument with dashes for underscores; None when it is a value."""
-    name = _SPLIT.split(arg.strip(), maxsplit=1)[0]
-    dashes = len(name) - len(name.lstrip("-"))
-    if dashes == 0 or len(name) == dashes or name[dashes].isdigit() or name[dashes] == ".":
-        return None
-    return "-" * min(dashes, 2) + name[dashes:].replace("_", "-")
+    found = _FLAG.match(arg.strip())
+    return found[1] + found[2].replace("_", "-") if found else None
 
 
 def owned_flag(arg: str, engine: EngineType = EngineType.SGLANG) -> OwnedFlag | None:

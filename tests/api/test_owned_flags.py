@@ -1,0 +1,143 @@
+"""Operator-owned engine flags: refused in every spelling argparse takes, by the function and by the CRD's CEL."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import NoReturn
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdoperator.api.cel import RULES, abbreviation_patterns, flag_pattern
+from pdoperator.domain.engine_flags import FACT_FLAGS, OWNED, owned_flag, owned_flags, parse_fact_flags
+
+LONG = sorted(name for flag in OWNED for name in flag.names if name.startswith("--"))
+# Flags of SGLang that users do pass; some begin like an owned one.
+ALLOWED = [
+    "--chunked-prefill-size", "--mem-fraction-static", "--trust-remote-code", "--context-length", "--dtype",
+    "--enable-metrics", "--model-loader-extra-config", "--model-impl", "--dist-timeout", "--attention-backend",
+    "--enable-mixed-chunk", "--enable-dp-lm-head", "--enable-hierarchical-cache", "--hicache-ratio",
+    "--tokenizer-path", "--nccl-port", "--kv-events-config", "--disaggregation-decode-enable-radix-cache",
+    "--disaggregation-decode-retraction-backup", "--preferred-sampling-params", "--page-major-layout",
+    "--served-model-aliases", "--host-memory", "--ports", "--revisions", "--log-level", "--attn-cp-size",
+]  # fmt: skip
+
+
+def cel_refuses(arg: str) -> bool:
+    """What the CRD's rules do, with Python's re for RE2 (the patterns use only what both have)."""
+    patterns = [flag_pattern(flag) for flag in OWNED] + list(abbreviation_patterns())
+    return any(re.search(pattern, arg) for pattern in patterns)
+
+
+@pytest.mark.parametrize(
+    ("arg", "name"),
+    [
+        ("--tensor-parallel-size", "--tensor-parallel-size"),
+        ("--tensor_parallel_size=8", "--tensor-parallel-size"),
+        ("--tens", "--tensor-parallel-size"),
+        ("--tp", "--tensor-parallel-size"),
+        ("--tp-s=2", "--tensor-parallel-size"),
+        ("-tp", "--tensor-parallel-size"),
+        ("-tp8", "--tensor-parallel-size"),
+        ("--page_siz", "--page-size"),
+        ("--kv-cache-dtype=fp8_e5m2", "--kv-cache-dtype"),
+        ("--disaggregation-mod", "--disaggregation-mode"),
+        ("--dist-init-addr", "--dist-init-addr"),
+        ("--ho", "--host"),
+        ("--conf=x.yaml", "--config"),
+    ],
+)
+def test_each_spelling_names_the_flag(arg: str, name: str) -> None:
+    found = owned_flag(arg)
+    assert found is not None and found.name == name
+    assert cel_refuses(arg)
+
+
+@pytest.mark.parametrize("arg", [*ALLOWED, *(f"{flag}=1" for flag in ALLOWED), "8", "-1", "-0.5", "tp", "--", "-", ""])
+def test_other_arguments_pass(arg: str) -> None:
+    assert owned_flag(arg) is None
+    assert not cel_refuses(arg)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_spelling_that_argparse_takes_is_refused(data: st.DataObject) -> None:
+    """argparse itself says which abbreviations of which flags it takes."""
+    full = data.draw(st.sampled_from(LONG))
+    arg = full[: data.draw(st.integers(3, len(full)))]
+    parser = _Parser(add_help=False)
+    for name in sorted({*LONG, *FACT_FLAGS, *ALLOWED}):
+        parser.add_argument(name, nargs="?", dest=name)
+    try:
+        taken = {name for name, value in vars(parser.parse_args([f"{arg}=x"])).items() if value == "x"}
+    except ValueError:
+        taken = set()  # ambiguous: argparse refuses it
+    spelling = "".join(data.draw(st.sampled_from(["-", "_"])) if c == "-" else c for c in arg[2:])
+    spelling = f"--{spelling}{data.draw(st.sampled_from(['', '=x', '=']))}"
+    if taken & set(LONG):
+        assert owned_flag(spelling) is not None
+        assert cel_refuses(spelling)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.from_regex(r"--?[a-z_-]{0,12}(=[a-z]*)?", fullmatch=True) | st.sampled_from(LONG).map(lambda f: f[:9]))
+def test_cel_and_the_function_agree(arg: str) -> None:
+    assert cel_refuses(arg) == (owned_flag(arg) is not None)
+
+
+def test_the_message_says_which_field_to_use() -> None:
+    uses = owned_flags(["--trust-remote-code", "--page_size=64"])
+    assert [(use.index, use.message) for use in uses] == [
+        (1, "'--page_size=64' sets --page-size, which the operator owns: use spec.kvCache.pageSize")
+    ]
+
+
+def test_no_rule_is_written_twice() -> None:
+    assert len({(rule.path, rule.rule) for rule in RULES}) == len(RULES)
+
+
+def test_fact_flags_are_read_as_argparse_would() -> None:
+    facts = parse_fact_flags(
+        [
+            "--chunked-prefill-size", "4096", "--chunked_prefill_size=8192", "--speculative-algo", "EAGLE3",
+            "--enable-hierarchical-cache", "--context-len", "32768", "--mem-fraction-static", "0.8",
+        ]
+    )  # fmt: skip
+    assert facts.values == {
+        "chunked-prefill-size": 8192,
+        "speculative-algorithm": "EAGLE3",
+        "enable-hierarchical-cache": True,
+        "context-length": 32768,
+    }
+    assert facts.fields == {
+        "chunked_prefill_size": 8192,
+        "speculative_algorithm": "EAGLE3",
+        "hierarchical_cache": True,
+        "context_length": 32768,
+    }
+    assert facts.problems == ()
+
+
+def test_chunking_switched_off_is_a_value_not_a_flag() -> None:
+    assert parse_fact_flags(["--chunked-prefill-size", "-1"]).fields == {"chunked_prefill_size": -1}
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--chunked-prefill-size", "many"], "--chunked-prefill-size needs an integer, got 'many'"),
+        (["--chunked-prefill-size"], "--chunked-prefill-size needs a value"),
+        (["--dtype", "--trust-remote-code"], "--dtype needs a value"),
+        (["--enable-hierarchical-cache=true"], "--enable-hierarchical-cache is a switch and takes no value"),
+    ],
+)
+def test_fact_flags_that_cannot_be_read_are_named(args: list[str], says: str) -> None:
+    (problem,) = parse_fact_flags(args).problems
+    assert says in problem
