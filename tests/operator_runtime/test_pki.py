@@ -57,9 +57,9 @@ def test_a_pod_certificate_proves_its_own_cluster_only(authority: Authority) -> 
 def test_the_operator_certificate_is_no_server_and_pods_can_not_get_its_name(authority: Authority) -> None:
     leaf = operator_leaf(authority, TODAY)
     assert not server_name_verifies(authority, leaf, OPERATOR_IDENTITY)
-    assert load(leaf).extensions.get_extension_for_class(
-        x509.SubjectAlternativeName
-    ).value.get_values_for_type(x509.DNSName) == [OPERATOR_IDENTITY]
+    assert load(leaf).extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(
+        x509.DNSName
+    ) == [OPERATOR_IDENTITY]
     with pytest.raises(ValueError, match="not a pod server name"):
         pod_leaf(authority, OPERATOR_IDENTITY, TODAY)
 

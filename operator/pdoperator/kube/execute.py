@@ -175,7 +175,7 @@ class KubeExecutor:
         made = self._secrets.issue(action.server_name)
         files = {"ca.crt": made.ca, "tls.crt": made.certificate, "tls.key": made.key}
         await self._write_secret(cluster, action.secret_name, files, "kubernetes.io/tls")
-        return {"notAfter": rfc3339(made.not_after), "caFingerprint": made.ca_fingerprint}
+        return {"notAfter": rfc3339(made.not_after), "fingerprint": made.ca_fingerprint}
 
     async def _write_secret(
         self, cluster: ClusterObject, name: str, data: dict[str, bytes], kind: str = "Opaque"

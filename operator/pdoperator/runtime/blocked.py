@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdoperator.api.conditions import ConditionStatus, ConditionType
+from pdoperator.api.conditions import ConditionStatus, ConditionType, Reason
 from pdoperator.domain.observed import ClusterObject
 from pdoperator.kube.observe import Problem
 from pdoperator.kube.parse import rfc3339
@@ -17,6 +17,7 @@ def blocked_status(cluster: ClusterObject, problem: Problem, now: float) -> dict
         ConditionType.READY: ConditionStatus.UNKNOWN,
         ConditionType.PROGRESSING: ConditionStatus.FALSE,
     }
+    hint = ". Check the operator's ClusterRole." if problem.reason == Reason.API_FORBIDDEN else ""
     before = {c.get("type"): c for c in cluster.status.get("conditions") or []}
     after = dict(before)
     for kind, status in told.items():
@@ -27,7 +28,7 @@ def blocked_status(cluster: ClusterObject, problem: Problem, now: float) -> dict
             "type": kind.value,
             "status": status.value,
             "reason": str(problem.reason),
-            "message": problem.message,
+            "message": problem.message + hint,
             "lastTransitionTime": since,
             "observedGeneration": cluster.generation,
         }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pdoperator.api.names import CONTAINER_ROUTER
-from pdoperator.domain.actions import Decision, EmitEvent, Memory
+from pdoperator.domain.actions import Apply, Decision, Delete, EmitEvent, Memory
 from pdoperator.domain.observed import ClusterObject, Observed, PodSeen, RouterPodSeen
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.kube.events import EventRecorder
@@ -108,6 +108,8 @@ class Reconciler:
         decision = self._decide(observed, state.memory, self._settings)
         state.memory = decision.memory
         outcomes = await self._actor.run(observed, decision.actions)
+        if any(isinstance(a, Apply | Delete) for a in decision.actions):
+            self._observer.invalidate(state.uid)
         problems = [o.problem for o in outcomes if o.problem is not None]
         state.problem = problems[0] if problems else None
         written = await self._write_status(cluster, state, self._status(cluster, decision, outcomes))
@@ -118,6 +120,7 @@ class Reconciler:
     async def forget(self, uid: str) -> None:
         """Free what is kept for a PDCluster that is gone."""
         self._events.forget(uid)
+        self._observer.invalidate(uid)
         await self._sidecars.forget(uid)
 
     # --- inside -------------------------------------------------------------------------------
@@ -135,8 +138,9 @@ class Reconciler:
             pods=children.pods,
             answers=answers,
             routers=tuple(routers),
-            router_deployment=children.router_deployment,
-            services=children.services,
+            router_deployment=children.fixtures.router_deployment,
+            services=children.fixtures.services,
+            children=children.fixtures.hashes,
             nodes=nodes,
             term=self._term(),
             certificate_not_after=self._certificate_end(cluster),
@@ -156,7 +160,7 @@ class Reconciler:
     def _certificate_end(self, cluster: ClusterObject) -> float | None:
         """From status; a certificate of another CA counts as none."""
         kept = cluster.status.get("certificates") or {}
-        if kept.get("caFingerprint") != self._keys.ca_fingerprint:
+        if kept.get("fingerprint") != self._keys.ca_fingerprint:
             return None
         return timestamp(kept.get("notAfter")) or None
 
@@ -167,7 +171,7 @@ class Reconciler:
         if decision.status is None and issued is None:
             return None
         status = dict(cluster.status if decision.status is None else decision.status)
-        kept = issued or status.get("certificates") or cluster.status.get("certificates")
+        kept = issued or cluster.status.get("certificates")
         if kept:
             status["certificates"] = kept
         return None if status == cluster.status else status
