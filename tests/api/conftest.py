@@ -32,6 +32,10 @@ class ApiServer:
     kubectl_program: str
     kubeconfig: Path
 
+    def tool(self, name: str) -> str | None:
+        """Another program of the embedded cluster, None when it is not built."""
+        return built_tool(name)
+
     def kubectl(self, *arguments: str, stdin: Any = None) -> subprocess.CompletedProcess[str]:
         """Runs kubectl; `stdin` is a manifest (a dict or text) for `-f -`."""
         text = stdin if stdin is None or isinstance(stdin, str) else yaml.safe_dump(stdin)
