@@ -128,7 +128,9 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
         )
     leaving = frozenset(plan.leaving)
 
-    gates = Gates(frozenset(p.uid for p in engine_pods(observed) if p.ready), ())
+    # Pods of other backends show no cards: those that are ready serve, paired by their common revision.
+    serving = [p for p in engine_pods(observed) if p.ready]
+    gates = Gates(frozenset(p.uid for p in serving), (), {p.uid: p.revision for p in serving})
     wiring = Wiring((), observed.term, 0)
     if managed:
         gates = decide_gates(

@@ -17,7 +17,9 @@ def worker_url(ip: str) -> str:
 
 
 def desired_workers(pods: Iterable[PodSeen], ready: frozenset[str], island: dict[str, str]) -> list[DesiredWorker]:
-    """Workers for pods whose UID is in `ready`. Pods without a known island pair by revision."""
+    """Workers for pods whose UID is in `ready`. A pod whose island is not known now (it can't be
+    reached, and this operator has just started) has an empty pairing_protocol: what a router lists
+    of it stays."""
     workers = []
     for pod in pods:
         if pod.uid not in ready or pod.deleting or not pod.containers_ready or not pod.ip:
@@ -27,7 +29,7 @@ def desired_workers(pods: Iterable[PodSeen], ready: frozenset[str], island: dict
                 url=worker_url(pod.ip),
                 worker_type=pod.role,
                 bootstrap_port=names.PORT_BOOTSTRAP if pod.role == Role.PREFILL.value else None,
-                pairing_protocol=island.get(pod.uid, pod.revision),
+                pairing_protocol=island.get(pod.uid, ""),
             )
         )
     return sorted(workers, key=lambda w: (w.worker_type, w.url))
@@ -49,12 +51,12 @@ def reconcile_router(router: RouterPodSeen, wanted: list[DesiredWorker]) -> SetW
         same = (
             want is not None
             and worker.worker_type == want.worker_type
-            and worker.pairing_protocol == want.pairing_protocol
+            and want.pairing_protocol in ("", worker.pairing_protocol)
             and (want.bootstrap_port is None or worker.bootstrap_port == want.bootstrap_port)
         )
         if not same:
             remove.append(worker.id)
-    add = tuple(w for w in wanted if w.url not in listed)
+    add = tuple(w for w in wanted if w.url not in listed and w.pairing_protocol)
     if not add and not remove:
         return None
     return SetWorkers(router.pod.name, router.pod.ip, add, tuple(sorted(remove)))

@@ -1,0 +1,295 @@
+"""decide() against a world that obeys it: from nothing to Ready, and back to Ready after each fault."""
+
+from __future__ import annotations
+
+from domain_world import World, quickstart
+
+from pdoperator.domain.actions import CreatePod, DeletePod, Memory, PutRoster, SetGate, SetWorkers
+from pdoperator.domain.decide import decide
+from pdtransfer.contract.base import MemoryKind, Role
+
+
+def ready_world(**changes: object) -> World:
+    w = World(quickstart(**changes))
+    w.run()
+    assert w.condition("Ready")["status"] == "True", w.condition("Ready")
+    return w
+
+
+def test_quickstart_becomes_ready_wired_verified_and_routed() -> None:
+    w = ready_world()
+    assert len(w.pods) == 3
+    assert set(w.gates().values()) == {"True"}
+    assert len(w.routed()) == 3
+    assert {c["type"]: c["status"] for c in w.status["conditions"]} == {
+        "Ready": "True", "Compatible": "True", "FabricReady": "True", "PrefillReady": "True",
+        "DecodeReady": "True", "PeersWired": "True", "KVTransferVerified": "True", "RouterReady": "True",
+        "Progressing": "True",
+    }  # fmt: skip
+    # 4096 bytes in 10 microseconds are 0.41 GB/s on the slowest rank pair.
+    assert w.status["summary"] == {
+        "prefill": "1/1", "decode": "2/2", "wired": "2/2", "verified": "0.41 GB/s tcp",
+    }  # fmt: skip
+    assert w.status["effective"]["prefillTensorParallel"] == 2
+    assert [e.reason for e in w.events] == ["Launched", "Wired"]
+
+
+def test_a_restarted_operator_changes_nothing() -> None:
+    w = ready_world()
+    before = w.status
+    w.restart_operator()
+    d = w.step()
+    assert d.actions == ()
+    assert d.status is None
+    assert w.status == before
+
+
+def test_a_deleted_pod_is_made_again_wired_and_routed_and_the_dead_one_leaves_the_router() -> None:
+    w = ready_world()
+    victim = w.side(Role.DECODE)[0]
+    del w.pods[victim.uid]
+    w.step()
+    assert f"http://{victim.ip}:30000" not in w.routed()
+    w.run()
+    assert w.condition("Ready")["status"] == "True"
+    assert len(w.routed()) == 3
+    # The survivors dropped it from their rosters.
+    assert all(c.pod_uid != victim.uid for p in w.pods.values() for cards in p.roster.peers.values() for c in cards)
+
+
+def test_a_restarted_rank_is_a_new_peer() -> None:
+    w = ready_world()
+    decode = w.side(Role.DECODE)[1]
+    w.restart_rank(decode)
+    w.step()
+    assert decode.gate == "False"
+    assert f"http://{decode.ip}:30000" not in w.routed()
+    assert [p.gate for p in w.pods.values() if p is not decode] == ["True", "True"]
+    w.run()
+    assert decode.gate == "True"
+    assert w.condition("Ready")["status"] == "True"
+    assert "PeerReplaced" in [e.reason for e in w.events]
+
+
+def test_pods_the_operator_can_not_reach_keep_their_gates_their_routes_and_their_place_in_rosters() -> None:
+    w = ready_world()
+    for p in w.pods.values():
+        p.reachable = False
+    d = w.step()
+    assert not [a for a in d.actions if isinstance(a, SetGate | SetWorkers | DeletePod | CreatePod | PutRoster)]
+    assert w.condition("PeersWired")["status"] == "Unknown"
+    assert w.condition("PeersWired")["reason"] == "OperatorCannotReachPods"
+    # Also after a restart of the operator, which then knows nobody's cards.
+    w.restart_operator()
+    d = w.step()
+    assert not [a for a in d.actions if isinstance(a, SetGate | SetWorkers | DeletePod | CreatePod | PutRoster)]
+    for p in w.pods.values():
+        p.reachable = True
+    w.run()
+    assert w.condition("PeersWired")["status"] == "True"
+
+
+def test_one_unreachable_pod_is_not_taken_out_of_its_peers_rosters() -> None:
+    w = ready_world()
+    w.restart_operator()
+    lost = w.side(Role.DECODE)[0]
+    lost.reachable = False
+    d = w.step()
+    assert not [a for a in d.actions if isinstance(a, PutRoster | SetGate | SetWorkers)]
+    assert "http://" + lost.ip + ":30000" in w.routed()
+
+
+def test_what_does_not_fit_launches_nothing_and_a_fix_makes_it_run() -> None:
+    bad = quickstart(transfer__backend="NIXL", decode__hostKV={"mode": "HostReceive"})
+    w = World(bad)
+    w.run()
+    assert w.created == []
+    assert w.condition("Compatible")["reason"] == "DoesNotFit"
+    assert "F3" in w.condition("Ready")["message"]
+    assert [e.reason for e in w.events] == ["Refused"]
+    w.edit(quickstart(decode__hostKV={"mode": "HostReceive"}))
+    w.run()
+    assert w.condition("Ready")["status"] == "True"
+
+
+def test_an_invalid_spec_is_named_and_stops_nothing_that_runs() -> None:
+    w = ready_world()
+    before = dict(w.gates())
+    w.edit(quickstart(kvCache={"pageSise": 16}))
+    w.run()
+    assert w.condition("Compatible")["reason"] == "InvalidSpec"
+    assert w.condition("Ready")["status"] == "False"
+    assert w.gates() == before
+    assert len(w.routed()) == 3
+    # A rank that restarts meanwhile is wired again.
+    decode = w.side(Role.DECODE)[0]
+    w.restart_rank(decode)
+    w.run()
+    assert decode.gate == "True"
+
+
+def test_an_unfit_edit_leaves_what_runs_alone() -> None:
+    w = ready_world()
+    pods = set(w.pods)
+    w.edit(quickstart(prefill__tensorParallelSize=2, decode__extraArgs=["--page_size=32"]))
+    w.run()
+    assert set(w.pods) == pods
+    assert len(w.routed()) == 3
+    assert w.condition("Compatible")["status"] == "False"
+    w.edit(quickstart())
+    w.run()
+    assert set(w.pods) == pods, "a revert returns to the pods that still run"
+    assert w.condition("Ready")["status"] == "True"
+
+
+def test_scaling_down_unroutes_first_and_deletes_then() -> None:
+    w = ready_world()
+    last = w.side(Role.DECODE)[1]
+    w.edit(quickstart(decode__replicas=1))
+    d = w.step()
+    assert last.uid in w.pods, "still there while a router lists it"
+    assert [a.remove for a in d.actions if isinstance(a, SetWorkers)] == [(f"http://{last.ip}:30000",)]
+    w.run()
+    assert last.uid not in w.pods
+    assert w.condition("Ready")["status"] == "True"
+
+
+def test_a_new_revision_rolls_one_pod_at_a_time_and_prefill_stays() -> None:
+    w = ready_world()
+    prefill = w.side(Role.PREFILL)[0].uid
+    old = {p.uid for p in w.side(Role.DECODE)}
+    w.edit(quickstart(decode__env=[{"name": "OMP_NUM_THREADS", "value": "1"}]))
+    for _ in range(40):
+        d = w.step()
+        serving = [p for p in w.side(Role.DECODE) if p.gate == "True"]
+        assert serving, "one decode serves throughout"
+        if not d.actions and d.status is None:
+            break
+    assert {p.uid for p in w.side(Role.PREFILL)} == {prefill}
+    assert not old & set(w.pods)
+    assert w.condition("Ready")["status"] == "True"
+
+
+def test_surge_brings_the_successor_before_the_last_one_goes() -> None:
+    raw = quickstart(decode__replicas=1, rollout={"maxSurge": 1, "maxUnavailable": 0})
+    w = World(raw)
+    w.run()
+    raw2 = quickstart(
+        decode__replicas=1,
+        rollout={"maxSurge": 1, "maxUnavailable": 0},
+        decode__env=[{"name": "A", "value": "1"}],
+    )
+    w.edit(raw2)
+    for _ in range(40):
+        d = w.step()
+        assert any(x.worker_type == "decode" for x in w.workers.values()), "a decode is routed throughout"
+        if not d.actions and d.status is None:
+            break
+    assert w.condition("Ready")["status"] == "True"
+    assert len(w.side(Role.DECODE)) == 1
+
+
+def test_a_failed_pod_is_replaced_after_a_backoff_that_outlives_the_operator() -> None:
+    w = ready_world()
+    victim = w.side(Role.DECODE)[0]
+    victim.phase, victim.exit_code, victim.restarts, victim.engine = "Failed", 137, 1, "crashed"
+    w.step()
+    assert victim.uid not in w.pods
+    assert w.status["backoff"][0]["failures"] == 1
+    assert "137" in w.status["backoff"][0]["lastExit"]
+    w.restart_operator()
+    created = len(w.created)
+    for _ in range(8):
+        w.step()
+        assert len(w.created) == created, "not before its time"
+    w.step(seconds=3.0)
+    w.run()
+    assert len(w.created) == created + 1
+    assert w.condition("Ready")["status"] == "True"
+    assert w.created[-1] != victim.name
+
+
+def test_a_stale_registration_is_named_then_recycled() -> None:
+    w = World(quickstart())
+    w.step()
+    bad = w.side(Role.DECODE)[0]
+    bad.memory = None
+    for _ in range(5):
+        w.step()
+    assert w.condition("PeersWired")["reason"] == "StaleRegistration"
+    assert bad.roster is None
+    w.step(seconds=61.0)
+    w.step()
+    assert bad.uid not in w.pods
+    assert "Recycled" in [e.reason for e in w.events]
+    w.step(seconds=11.0)
+    w.run(40)
+    assert w.condition("Ready")["status"] == "True"
+
+
+def test_a_cut_link_takes_out_the_cheaper_pod_and_it_rejoins_after_a_while() -> None:
+    w = ready_world()
+    p, d = w.side(Role.PREFILL)[0], w.side(Role.DECODE)[1]
+    w.cut.add(frozenset((p.uid, d.uid)))
+    for _ in range(4):
+        w.step()
+    assert (p.gate, d.gate) == ("True", "False")
+    assert w.condition("PeersWired")["status"] == "False"
+    w.cut.clear()
+    w.run(40)
+    assert d.gate == "True"
+    assert w.condition("Ready")["status"] == "True"
+
+
+def test_pods_of_two_models_are_never_wired_to_each_other() -> None:
+    w = World(quickstart())
+    w.step()
+    for p in w.side(Role.DECODE):
+        p.model = "another"
+    for _ in range(5):
+        w.step()
+    assert w.condition("Compatible")["status"] == "False"
+    assert all(p.roster is None for p in w.pods.values())
+    assert not w.routed()
+
+
+def test_page_size_that_an_engine_changed_is_refused_from_the_cards() -> None:
+    w = World(quickstart())
+    w.step()
+    for p in w.side(Role.DECODE):
+        p.page = 32
+    for _ in range(5):
+        w.step()
+    c = w.condition("Compatible")
+    assert (c["status"], c["reason"]) == ("False", "DoesNotFit")
+    assert "B1" in c["message"]
+    assert not w.routed()
+
+
+def test_a_cut_off_operator_writes_nothing_over_its_successor() -> None:
+    w = ready_world()
+    old = w.term
+    w.restart_operator()
+    w.restart_rank(w.side(Role.DECODE)[0])
+    w.run()
+    # The first operator comes back with its old term; it sees another world and must not act on it.
+    w.restart_rank(w.side(Role.DECODE)[1])
+    d = decide(w.observe(term=old), Memory(), w.settings)
+    assert not [a for a in d.actions if isinstance(a, PutRoster)]
+
+
+def test_memory_kind_is_told_in_status() -> None:
+    w = World(quickstart())
+    w.step()
+    for p in w.side(Role.DECODE):
+        p.memory = MemoryKind.DRAM
+    w.run()
+    assert w.status["effective"]["decodeMemory"] == "DRAM"
+
+
+def test_an_api_refusal_is_named() -> None:
+    w = ready_world()
+    w.api_error = "403 Forbidden: pods is forbidden"
+    w.step()
+    assert w.condition("Progressing")["reason"] == "APIForbidden"
+    assert w.condition("Ready")["reason"] == "APIForbidden"
