@@ -1,0 +1,101 @@
+"""What is wrong with flags or checkpoint is said in one line that names the path; exit code 2."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from pdtransfer.engines.reference.main import main
+from pdtransfer.engines.reference.options import parse_options
+from pdtransfer.engines.reference.problems import SetupError
+
+Spoil = Callable[[Path], None]
+
+
+def edit_config(**changes: object) -> Spoil:
+    def spoil(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return spoil
+
+
+def drop_tensor(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    weights = load_file(str(path))
+    del weights["model.layers.2.mlp.up_proj.weight"]
+    save_file(weights, str(path))
+
+
+def cut_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+CASES: dict[str, tuple[Spoil, str, str]] = {
+    "no folder": (shutil.rmtree, "model folder", "is not there"),
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json", "is not there"),
+    "config no json": (lambda f: (f / "config.json").write_text("{") and None, "config.json", "JSON"),
+    "not llama": (edit_config(architectures=["MambaForCausalLM"]), "config.json", "LlamaForCausalLM only"),
+    "field missing": (edit_config(hidden_size=None), "config.json", "not of the right type"),
+    "quantized": (edit_config(quantization_config={"bits": 4}), "config.json", "quantized"),
+    "rope": (edit_config(rope_scaling={"rope_type": "yarn"}), "config.json", "'yarn'"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json", "is not there"),
+    "bad tokenizer": (
+        lambda f: (f / "tokenizer.json").write_text('{"model": 1}') and None,
+        "tokenizer.json",
+        "can not be parsed",
+    ),
+    "other tokenizer": (edit_config(vocab_size=100), "tokenizer.json", "not of one checkpoint"),
+}
+LATE_CASES: dict[str, tuple[Spoil, str, str]] = {
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors", "neither"),
+    "tensor missing": (drop_tensor, "model.layers.2.mlp.up_proj.weight", "no tensor"),
+    "cut weights": (cut_weights, "model.safetensors", "can not be read as safetensors"),
+    "other shape": (edit_config(intermediate_size=64), "gate_proj", "config.json asks for"),
+}
+"""Found by the ranks."""
+
+
+@pytest.mark.parametrize("case", [*CASES, *LATE_CASES])
+def test_a_spoiled_checkpoint_is_named_with_exit_code_2(
+    case: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil, *words = {**CASES, **LATE_CASES}[case]
+    folder = tmp_path / "model"
+    shutil.copytree(tiny, folder)
+    spoil(folder)
+    assert main(["--model-path", str(folder), "--port", "0"]) == 2
+    said = capsys.readouterr().err
+    assert str(folder) in said and all(word in said for word in words), said
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--tp-size", "0"], "--tp-size must be at least 1"),
+        (["--chunked-prefill-size", "20"], "multiple of --page-size 16"),
+        (["--max-total-tokens", "8"], "less than one page"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(flags: list[str], words: str) -> None:
+    with pytest.raises(SetupError, match=words):
+        parse_options(["--model-path", "m", *flags])
+
+
+@pytest.mark.parametrize("tp", [3, 8])
+def test_a_tp_size_that_does_not_divide_the_heads_is_refused(
+    tp: int, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--model-path", str(tiny), "--tp-size", str(tp)]) == 2
+    assert f"--tp-size {tp} does not divide the model's 4 attention heads" in capsys.readouterr().err
+
+
+def test_each_start_is_another_incarnation() -> None:
+    first, second = (parse_options(["--model-path", "m"]).incarnation for _ in range(2))
+    assert first != second
