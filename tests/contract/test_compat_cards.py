@@ -65,6 +65,22 @@ def test_the_spec_tells_what_cards_do_not(engine_cards: Cards, pair: Pair) -> No
     assert (f.page_size, f.page_size_requested, f.staging_buffer, f.tensor_parallel) == (16, 32, True, 2)
 
 
+def test_a_stated_geometry_serves_both_sides_and_a_wrong_one_is_a_warning(engine_cards: Cards, pair: Pair) -> None:
+    """One side of an older revision, whose spec is gone: its cards are not held against the other's spec."""
+    spec, _ = pair("swa8", page_size=16)
+    assert spec.geometry is not None
+    stated = spec.geometry.model_copy(update={"layers": 4, "sliding_window_layers": (0, 2)})
+    told = spec.model_copy(update={"geometry": stated})
+    cards = engine_cards(P, 2), engine_cards(D, 2)
+    assert check_cards(*cards, prefill_spec=told).verdict is Status.PASS
+    assert failed(check_cards(engine_cards(P, 2), engine_cards(D, 4), prefill_spec=told)) == ["D2"]
+    wrong = spec.model_copy(update={"geometry": stated.model_copy(update={"kv_heads": 4})})
+    report = check_cards(*cards, prefill_spec=wrong)
+    finding = report.finding("L8")
+    assert report.verdict is Status.WARN and finding
+    assert "kv_heads is stated as 4, the engine has 8" in finding.message
+
+
 def test_no_cards_are_an_error_or_unknown(engine_cards: Cards) -> None:
     with pytest.raises(ValueError, match="no cards"):
         facts_from_cards([])

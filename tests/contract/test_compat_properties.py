@@ -75,6 +75,8 @@ def role_facts(role: Role) -> st.SearchStrategy[RoleFacts]:
         page_size_requested=st.none() | small,
         max_total_tokens=st.none() | small,
         regions_without_memory_kind=st.none() | st.integers(0, 4),
+        dcp_size=small,
+        dsa_backend=st.sampled_from([None, "trtllm", "flashmla_kv"]),
         draft_layers=st.none() | small,
         optimistic_prefill=maybe_bool,
         all_cp_ranks_transfer=maybe_bool,

@@ -90,6 +90,16 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("A12", "mla", {"decode": {"context_parallel": 2, TP: 2}}, "FFF"),
     ("A13", "mla", {"prefill": {"context_parallel": 2, TP: 2}}, "FPP"),
     ("A13", "mla", {"prefill": {"context_parallel": 2, TP: 2, "all_cp_ranks_transfer": True}}, "FFF"),
+    ("A14", "mla", {TP: 4, "dcp_size": 2}, "FPP"),
+    ("A14", "mla", {TP: 4, "decode": {"dcp_size": 2}}, "FPP"),
+    ("A14", "mla", {TP: 4, "prefill": {"dcp_size": 2}}, "FFF"),
+    ("A14", "gqa8", {TP: 4, "decode": {"dcp_size": 2}}, "FFF"),
+    ("A15", "gqa8", {TP: 4, "dcp_size": 2}, "PFF"),
+    ("A15", "mla", {TP: 4, "dcp_size": 2, "prefill": {"context_parallel": 2}}, "PFF"),
+    ("A15", "mla", {TP: 4, "dcp_size": 2}, "PPP"),
+    ("A16", "dsa", {TP: 4, "dcp_size": 2}, "FFF"),
+    ("A16", "mla", {TP: 4, "dcp_size": 2}, "PPP"),
+    ("A16", "mla", {TP: 4, "prefill": {"dcp_size": 2, "context_parallel": 2}}, "FFF"),
     ("A22", "gqa8", tp(3, 3), "FFF"),
     ("A22", "gqa8", tp(16, 16), "PPP"),
     ("A22", "mla", tp(3, 3), "PPP"),
@@ -103,6 +113,17 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("B4", "gqa8", {"kv_dtype": "auto"}, "PPP"),
     ("B4", "gqa8", {"kv_dtype": "auto", "decode": {"model_dtype": None}}, "UUU"),
     ("B4", "gqa8", decode(model_dtype="float16"), "PPP"),
+    (
+        "B6",
+        "dsa",
+        {"kv_dtype": "fp8_e4m3", **prefill(dsa_backend="trtllm"), **decode(dsa_backend="flashmla_kv")},
+        "FFF",
+    ),
+    ("B6", "dsa", {"kv_dtype": "fp8_e4m3", "dsa_backend": "trtllm"}, "PPP"),
+    ("B6", "dsa", {"kv_dtype": "fp8_e4m3"}, "PPP"),
+    ("B6", "dsa", {"kv_dtype": "fp8_e4m3", **prefill(dsa_backend="trtllm")}, "UUU"),
+    ("B6", "dsa", {"kv_dtype": "fp8_e4m3", **decode(host_kv=HISPARSE)}, "UUU"),
+    ("B6", "dsa", {**prefill(dsa_backend="trtllm"), **decode(dsa_backend="flashmla_kv")}, "PPP"),
     ("B7", "gqa8", decode(model_name="example/other"), "FFF"),
     ("B7", "gqa8", {"prefill": {"model_revision": "a"}, "decode": {"model_revision": "b"}}, "FFF"),
     ("B7", "gqa8", decode(model_name=None), "UUU"),
@@ -241,6 +262,14 @@ def test_different_backends_fail(pair: Pair) -> None:
 def test_geometry_differences_are_named_with_both_values(facts: Callable[..., RoleFacts]) -> None:
     finding = check(facts(Role.PREFILL, "gqa8"), facts(Role.DECODE, "gqa4")).finding("B7")
     assert finding and finding.message.startswith("prefill model has kv_heads 8, decode model has 4.")
+
+
+def test_dsa_rows_hurt_differently_in_the_two_directions(pair: Pair) -> None:
+    """B6: 576 into 656 is silently wrong, 656 into 576 kills the prefill rank's thread."""
+    fp8 = {"kv_dtype": "fp8_e4m3", "backend": Backend.NIXL}
+    for p, d, severity in (("trtllm", "flashmla_kv", "WRONG"), ("flashmla_kv", "trtllm", "PDEAD")):
+        finding = check(*pair("dsa", **fp8, **prefill(dsa_backend=p), **decode(dsa_backend=d))).finding("B6")
+        assert finding and finding.severity == severity and "576" in finding.message and "656" in finding.message
 
 
 def test_sglangs_unequal_tp_into_host_memory_names_the_thread_that_dies(pair: Pair) -> None:

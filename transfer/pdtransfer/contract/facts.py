@@ -79,6 +79,10 @@ class RoleFacts(ContractModel):
     """Tokens in the KV pool of one attention-DP rank."""
     regions_without_memory_kind: int | None = None
     """From cards: registered regions that name neither VRAM nor DRAM."""
+    dcp_size: int = Field(default=1, gt=0)
+    """Decode context parallelism (--dcp-size), a split of the KV sequence within attention TP."""
+    dsa_backend: str | None = None
+    """DSA kernels of this role: --dsa-prefill-backend on prefill, --dsa-decode-backend on decode."""
     draft_model: str | None = None
     draft_layers: int | None = None
     """Layers of the draft model's KV (d in the rules)."""

@@ -8,7 +8,7 @@ from pdtransfer.contract.base import Backend
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.compat import layouts
 from pdtransfer.contract.compat.checker import check
-from pdtransfer.contract.compat.observed import facts_from_cards
+from pdtransfer.contract.compat.observed import contradiction, facts_from_cards
 from pdtransfer.contract.compat.report import Finding, Report, Status
 from pdtransfer.contract.facts import RoleFacts
 
@@ -38,12 +38,14 @@ def check_cards(
                 ),
             ),
         )
-    p = facts_from_cards(prefill_cards, prefill_spec)
-    d = facts_from_cards(decode_cards, decode_spec)
+    # One spec names one model: a geometry that either side's spec states holds for both.
+    stated = [spec.geometry for spec in (prefill_spec, decode_spec) if spec and spec.geometry]
+    geometry = stated[0] if stated else None
+    p = facts_from_cards(prefill_cards, prefill_spec, geometry)
+    d = facts_from_cards(decode_cards, decode_spec, geometry)
     facts_report = check(p, d, backend)
     both = (*prefill_cards, *decode_cards)
     sides = ((prefill_cards, p), (decode_cards, d))
-    # The mapping of ranks means something only where the two roles' basic facts agree.
     pairs = [(a, b) for a in prefill_cards for b in decode_cards]
     found = (
         layouts.L1.finding(layouts.broken_seal(both)),
@@ -53,6 +55,9 @@ def check_cards(
         layouts.L5.finding(_first(layouts.wrong_size(card) for card in both)),
         layouts.L6.finding(layouts.strangers(prefill_cards[0], decode_cards[0])),
         layouts.L7.finding(layouts.other_fingerprint(prefill_cards[0], decode_cards[0])),
+        layouts.L8.finding(
+            _first(contradiction(geometry, cards[0]) for cards, _ in sides) if geometry is not None else None
+        ),
     )
     return facts_report.model_copy(update={"findings": (*facts_report.findings, *found)})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pdtransfer.contract.base import Backend, EngineType
 from pdtransfer.contract.compat import (
     caches,
+    context,
     geometry,
     hostkv,
     parallelism,
@@ -20,6 +21,7 @@ from pdtransfer.contract.facts import RoleFacts
 RULES: tuple[Rule, ...] = (
     *transport.V.rules,
     *parallelism.A.rules,
+    *context.A.rules,
     *geometry.B.rules,
     *speculation.C.rules,
     *state.D.rules,
@@ -46,6 +48,7 @@ FLAG_FACTS = frozenset(
         "all_cp_ranks_transfer",
         "sampling_mask",
         "optimistic_prefill",
+        "dsa_backend",
         "host",
         "bootstrap_port",
     }

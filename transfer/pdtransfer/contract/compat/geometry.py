@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from pdtransfer.contract.base import Backend
 from pdtransfer.contract.compat.parallelism import geometry_of, sizes
-from pdtransfer.contract.compat.rule import Family, Hit, Outcome, attention_tp, columns, every, known
+from pdtransfer.contract.compat.rule import (
+    SGLANG_ONLY,
+    Family,
+    Hit,
+    Outcome,
+    attention_tp,
+    columns,
+    every,
+    known,
+)
 from pdtransfer.contract.facts import RoleFacts
+from pdtransfer.contract.geometry import AttentionKind, ModelGeometry, is_fp8
 
 B = Family()
 _REFUSED = "Pages can not be mapped; the handshake refuses the peer."
@@ -80,19 +90,48 @@ def b4(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     return Hit(f"KV dtype is 'auto' on both sides, and prefill's model dtype is {ours}, decode's {theirs}")
 
 
-_SHAPE = (
-    "attention",
-    "layers",
-    "kv_heads",
-    "head_dim",
-    "v_head_dim",
-    "kv_lora_rank",
-    "qk_rope_head_dim",
-    "index_head_dim",
-    "sliding_window_layers",
-    "linear_layers",
-    "kvless_layers",
+@B.rule(
+    "B6",
+    "DSA rows in fp8 are laid out alike",
+    columns(Outcome.REQ, Outcome.WRONG, Outcome.WRONG),
+    needs=("geometry", "kv_dtype", "dsa_backend", "host_kv"),
+    change="set kernels of one row layout: --dsa-prefill-backend on prefill, --dsa-decode-backend on decode",
+    engines=SGLANG_ONLY,
 )
+def b6(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    if geometry_of(p, d).attention is not AttentionKind.DSA or not is_fp8(known(p.kv_dtype, p, "kv_dtype")):
+        return None
+    if p.dsa_backend is None and d.dsa_backend is None and p.host_kv is d.host_kv:
+        return None  # Both take the default of their GPU; cards show where these differ.
+    ours, theirs = known(p.dsa_backend, p, "dsa_backend"), known(d.dsa_backend, d, "dsa_backend")
+    if (ours == "trtllm") == (theirs == "trtllm"):
+        return None
+    rows = {True: "raw 576 bytes", False: "656 bytes"}
+    narrower = ours == "trtllm"
+    return Hit(
+        f"prefill's DSA kernels are {ours} (rows of {rows[narrower]}), decode's {theirs} "
+        f"(rows of {rows[not narrower]})",
+        # SGLang refuses only a source row that is wider than the destination's.
+        outcome=Outcome.PDEAD if backend is Backend.NIXL and not narrower else None,
+        consequence="Rows can not be mapped; the handshake refuses the peer." if backend is Backend.PDCLUSTER else "",
+    )
+
+
+_LATENT_SHAPE = ("layers", "kv_lora_rank", "qk_rope_head_dim", "index_head_dim")
+_HEAD_SHAPE = ("layers", "kv_heads", "head_dim", "value_dim")
+_PATTERNS = ("sliding_window_layers", "linear_layers", "kvless_layers")
+
+
+def shape_difference(ours: ModelGeometry, theirs: ModelGeometry) -> tuple[str, object, object] | None:
+    """First (field, ours, theirs) in which two shapes contradict each other; a dim that one of
+    them does not know contradicts nothing."""
+    if ours.latent != theirs.latent:
+        return "attention", ours.attention.value, theirs.attention.value
+    for name in (*(_LATENT_SHAPE if ours.latent else _HEAD_SHAPE), *_PATTERNS):
+        a, b = getattr(ours, name), getattr(theirs, name)
+        if a is not None and b is not None and a != b:
+            return name, a, b
+    return None
 
 
 @B.rule(
@@ -108,10 +147,9 @@ def b7(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
         # A revision that neither side states can't be compared; one that only one states can't either.
         if ours is not None and theirs is not None and ours != theirs:
             return Hit(f"prefill {_plain(name)} is {_shown(ours)}, decode {_plain(name)} is {_shown(theirs)}")
-    for name in _SHAPE if p.geometry and d.geometry else ():
-        ours, theirs = getattr(p.geometry, name), getattr(d.geometry, name)
-        if ours != theirs:
-            return Hit(f"prefill model has {name} {_shown(ours)}, decode model has {_shown(theirs)}")
+    if p.geometry and d.geometry and (found := shape_difference(p.geometry, d.geometry)):
+        name, ours, theirs = found
+        return Hit(f"prefill model has {name} {_shown(ours)}, decode model has {_shown(theirs)}")
     known(p.model_name, p, "model_name")
     known(d.model_name, d, "model_name")
     return None

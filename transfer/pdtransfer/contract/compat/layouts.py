@@ -9,33 +9,37 @@ from dataclasses import dataclass
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.compat.report import Finding, Status
+from pdtransfer.contract.compat.rule import Outcome
 from pdtransfer.contract.geometry import GeometryError, ModelGeometry, dtype_bytes
 from pdtransfer.contract.layout import RankLayout, RegionKind
 from pdtransfer.contract.pairing import meet
 
 _RECYCLE = "nothing to set: the card is asked for again, and after the limit the pod is recycled"
+_REFUSED = "The peer is refused before a byte moves."
+_USED = "Fit is decided on what the engine has."
 _SAME = "run the same model and engine version on both roles; if they are the same, report the layouts"
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutRule:
-    """A rule that only cards decide. It holds for every backend; broken, the pair is never wired."""
+    """A rule that only cards decide. It holds for every backend; where it fails the pair is never wired."""
 
     id: str
     title: str
     change: str
+    outcome: Outcome = Outcome.REQ
 
     def finding(self, problem: str | None) -> Finding:
-        """Pass without a problem, Fail with it."""
+        """Pass without a problem; with it Fail, or Warn where the outcome is tolerable."""
         if problem is None:
             return Finding(rule=self.id, status=Status.PASS, title=self.title)
         return Finding(
             rule=self.id,
-            status=Status.FAIL,
+            status=Status.WARN if self.outcome.tolerable else Status.FAIL,
             title=self.title,
-            message=f"{problem}. The peer is refused before a byte moves.",
+            message=f"{problem}. {_USED if self.outcome.tolerable else _REFUSED}",
             action=self.change,
-            severity="REQ",
+            severity=self.outcome.value,
         )
 
 
@@ -46,7 +50,13 @@ L4 = LayoutRule("L4", "Ranks that exchange KV hold regions that map", _SAME)
 L5 = LayoutRule("L5", "Item sizes follow from heads, page and dtype", _SAME)
 L6 = LayoutRule("L6", "A prefill and a decode rank of one PDCluster", "wire only what the operator's roster names")
 L7 = LayoutRule("L7", "Fingerprints are equal", _SAME)
-LAYOUT_RULES = (L1, L2, L3, L4, L5, L6, L7)
+L8 = LayoutRule(
+    "L8",
+    "The engine runs the geometry that the spec states",
+    "correct spec.model.geometry, or leave it out",
+    Outcome.WARN,
+)
+LAYOUT_RULES = (L1, L2, L3, L4, L5, L6, L7, L8)
 
 
 def name(card: RankCard) -> str:

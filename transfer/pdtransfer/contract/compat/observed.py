@@ -10,11 +10,14 @@ from pdtransfer.contract.geometry import AttentionKind, GeometryError, ModelGeom
 from pdtransfer.contract.layout import Region, RegionKind
 
 
-def facts_from_cards(cards: Sequence[RankCard], spec: RoleFacts | None = None) -> RoleFacts:
+def facts_from_cards(
+    cards: Sequence[RankCard], spec: RoleFacts | None = None, geometry: ModelGeometry | None = None
+) -> RoleFacts:
     """Facts about one engine (a pod, or the pods of one multi-node group) from its ranks' cards.
 
     What a card does not tell stays unknown, or is taken from `spec`, the facts the engine was
-    launched with. ValueError without cards."""
+    launched with. A stated geometry (the spec's, else `geometry`) tells more than a card does and
+    is used unless the card contradicts it. ValueError without cards."""
     if not cards:
         raise ValueError("no cards to read facts from")
     card = cards[0]
@@ -26,7 +29,7 @@ def facts_from_cards(cards: Sequence[RankCard], spec: RoleFacts | None = None) -
         "engine": card.engine.type,
         "engine_version": card.engine.version or None,
         "backend": card.engine.backend,
-        "geometry": (spec.geometry if spec else None) or geometry_from_card(card),
+        "geometry": _geometry((spec.geometry if spec else None) or geometry, card),
         "model_name": card.model.name,
         "model_revision": card.model.revision or None,
         "model_dtype": card.model.dtype,
@@ -50,6 +53,27 @@ def facts_from_cards(cards: Sequence[RankCard], spec: RoleFacts | None = None) -
     if spec is None:
         return RoleFacts.model_validate(observed)
     return spec.model_copy(update=observed)
+
+
+def contradiction(stated: ModelGeometry, card: RankCard) -> str | None:
+    """What a stated geometry says otherwise than the running engine, with both values."""
+    running = geometry_from_card(card)
+    if running is None:
+        return None
+    # Layer patterns and latent dims are not told by a card.
+    names = ("layers",) if running.latent else ("layers", "kv_heads", "head_dim", "value_dim")
+    if running.latent != stated.latent:
+        return f"attention is stated as {stated.attention.value}, the engine registered {running.attention.value} rows"
+    for name in names:
+        if getattr(stated, name) != getattr(running, name):
+            return f"{name} is stated as {getattr(stated, name)}, the engine has {getattr(running, name)}"
+    return None
+
+
+def _geometry(stated: ModelGeometry | None, card: RankCard) -> ModelGeometry | None:
+    if stated is None or contradiction(stated, card):
+        return geometry_from_card(card)
+    return stated
 
 
 def geometry_from_card(card: RankCard) -> ModelGeometry | None:

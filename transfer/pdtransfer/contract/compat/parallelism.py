@@ -240,45 +240,6 @@ def a11(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 
 
 @A.rule(
-    "A12",
-    "Decode has no context parallelism",
-    columns(Outcome.REQ, Outcome.DCRASH, Outcome.DCRASH),
-    needs=("context_parallel",),
-    change="remove context parallelism from decode",
-)
-def a12(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    if d.context_parallel == 1:
-        return None
-    return Hit(f"decode has context parallel size {d.context_parallel}")
-
-
-@A.rule(
-    "A13",
-    "Which context-parallel prefill ranks send",
-    columns(Outcome.REQ, Outcome.HANG, Outcome.HANG),
-    needs=("context_parallel", "all_cp_ranks_transfer"),
-    change="set SGLANG_DISAGGREGATION_ALL_CP_RANKS_TRANSFER alike on both roles; with transfer.backend "
-    "PDCluster use prefill context parallel size 1",
-)
-def a13(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    if p.context_parallel == 1:
-        return None
-    if backend is Backend.PDCLUSTER:
-        return Hit(
-            f"prefill has context parallel size {p.context_parallel}, which PDCluster's mover does not do yet",
-            consequence="The pair is refused.",
-        )
-    ours = known(p.all_cp_ranks_transfer, p, "all_cp_ranks_transfer")
-    theirs = known(d.all_cp_ranks_transfer, d, "all_cp_ranks_transfer")
-    if ours == theirs:
-        return None
-    return Hit(
-        f"prefill has context parallel size {p.context_parallel}; "
-        f"SGLANG_DISAGGREGATION_ALL_CP_RANKS_TRANSFER is {ours} there and {theirs} on decode"
-    )
-
-
-@A.rule(
     "A22",
     "KV heads split over the ranks of each side",
     every(Outcome.START),

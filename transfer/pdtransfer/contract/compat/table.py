@@ -24,7 +24,7 @@ def rules_table() -> str:
         for rule in RULES
     ]
     rows += [
-        [r.id, r.title, *(Outcome.REQ.value for _ in Backend), "Reference, SGLang", "all", "cards", r.change]
+        [r.id, r.title, *(r.outcome.value for _ in Backend), "Reference, SGLang", "all", "cards", r.change]
         for r in LAYOUT_RULES
     ]
     lines = [head, ["---"] * len(head), *rows]
