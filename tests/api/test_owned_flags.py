@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdoperator.api.cel import RULES, abbreviation_patterns, flag_pattern
+from pdoperator.api.cel import RULES
+from pdoperator.api.cel_flags import abbreviation_patterns, flag_pattern
 from pdoperator.domain.engine_flags import FACT_FLAGS, OWNED, owned_flag, owned_flags, parse_fact_flags
 
 LONG = sorted(name for flag in OWNED for name in flag.names if name.startswith("--"))

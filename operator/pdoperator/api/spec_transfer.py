@@ -1,0 +1,148 @@
+"""spec.transfer: who moves the KV cache, over which network, and how that is proven."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StrictBool, StrictInt, StringConstraints
+
+from pdoperator.api.base import NO_CRD_DEFAULT, ApiModel
+from pdoperator.api.scalars import MAP, NAMED, Quantity, ShortText, StringMap, Text
+from pdtransfer.contract.base import Backend
+
+
+class FabricType(StrEnum):
+    RDMA = "RDMA"
+    TCP = "TCP"
+
+
+class GPUDirect(StrEnum):
+    REQUIRED = "Required"
+    PREFERRED = "Preferred"
+    OFF = "Off"
+
+
+class FabricResource(ApiModel):
+    """An extended resource that gives a pod access to the fabric."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern="^[^/]+/[^/]+$")] = Field(
+        description="Name of the extended resource, for example rdma/hca or vpc.amazonaws.com/efa."
+    )
+    count: StrictInt = Field(default=1, ge=1, le=1024, description="How many of it each engine pod asks for.")
+
+
+class FabricSpec(ApiModel):
+    """The network that carries the KV cache from prefill to decode."""
+
+    type: FabricType = Field(
+        default=FabricType.RDMA,
+        description="RDMA or TCP. With RDMA, a transfer that fell back to TCP makes the cluster not Ready; it needs "
+        "resources, resourceClaimTemplate or hostNetwork.",
+    )
+    resources: tuple[FabricResource, ...] = Field(
+        default=(),
+        max_length=32,
+        json_schema_extra=NAMED,
+        description="Extended resources that every engine pod asks for (device plugins).",
+    )
+    resource_claim_template: ShortText | None = Field(
+        default=None,
+        description="Name of a ResourceClaimTemplate in the same namespace (dynamic resource allocation). Each pod "
+        "makes one claim per rank from it, so that a claim may tie one GPU to the nearest NIC.",
+    )
+    devices: tuple[ShortText, ...] = Field(
+        default=(),
+        max_length=64,
+        description="Network devices to use, for example mlx5_0. Empty: each rank picks those nearest to its GPU.",
+    )
+    networks: tuple[ShortText, ...] = Field(
+        default=(),
+        max_length=64,
+        description="Secondary networks (Multus), for example roce-net or ns/net@net1; repeats are kept. Written to "
+        "the annotation k8s.v1.cni.cncf.io/networks.",
+    )
+    annotations: StringMap = Field(
+        default={}, json_schema_extra=MAP, description="Further annotations that the fabric needs on engine pods."
+    )
+    host_network: StrictBool = Field(default=False, description="Run engine pods in the node's network namespace.")
+    privileged: StrictBool = Field(
+        default=False, description="Run the engine container privileged (some fabrics need it to register memory)."
+    )
+    gpu_direct: GPUDirect = Field(
+        default=GPUDirect.PREFERRED,
+        description="Whether the NIC must read and write GPU memory directly. Required: proven, or the cluster is "
+        "not Ready. Off: never used.",
+    )
+
+
+class PluginSpec(ApiModel):
+    """The NIXL backend under the transfer."""
+
+    name: Annotated[str, StringConstraints(pattern="^[A-Z][A-Z0-9_]*$", max_length=64)] = Field(
+        default="UCX", description="NIXL backend: UCX, or LIBFABRIC (EFA needs it)."
+    )
+    parameters: StringMap = Field(
+        default={}, json_schema_extra=MAP, description="Parameters of the NIXL backend, as strings."
+    )
+
+
+class VerificationSpec(ApiModel):
+    """How the KV path is proven to work, before and during traffic."""
+
+    min_bandwidth: Quantity | None = Field(
+        default=None,
+        description="Least bandwidth of a pair of pods in bytes per second, for example 10G. Judged only while the "
+        "pair is idle. Unset: measured and shown, never judged.",
+    )
+    interval_seconds: StrictInt = Field(
+        default=60,
+        ge=5,
+        le=86400,
+        json_schema_extra=NO_CRD_DEFAULT,
+        description="Seconds between two checks of a wired pair. The operator's default is 60.",
+    )
+
+
+class TimeoutsSpec(ApiModel):
+    """Deadlines of one request's transfer. Every wait in the transfer module has one."""
+
+    waiting_seconds: StrictInt = Field(
+        default=30,
+        ge=1,
+        le=3600,
+        json_schema_extra=NO_CRD_DEFAULT,
+        description="Longest wait of one side for the other to take part in a request. The operator's default is 30.",
+    )
+    transfer_seconds: StrictInt = Field(
+        default=60,
+        ge=1,
+        le=3600,
+        json_schema_extra=NO_CRD_DEFAULT,
+        description="Longest time from a request's first byte to its last. The operator's default is 60.",
+    )
+    drain_seconds: StrictInt = Field(
+        default=30,
+        ge=0,
+        le=3600,
+        json_schema_extra=NO_CRD_DEFAULT,
+        description="How long a pod that shall go may finish requests in flight. The operator's default is 30.",
+    )
+
+
+class TransferSpec(ApiModel):
+    """How the KV cache moves from prefill to decode."""
+
+    backend: Backend = Field(
+        default=Backend.PDCLUSTER,
+        description="Who moves the KV: PDCluster (this project's module), or SGLang's own NIXL or Mooncake, whose "
+        "limits then apply in the fit check and whose peers the operator does not wire.",
+    )
+    image: Text | None = Field(
+        default=None,
+        description="Image with the transfer sidecar and the engine plugin. Defaults to the operator's own.",
+    )
+    plugin: PluginSpec = Field(default=PluginSpec(), description="The NIXL backend under the transfer.")
+    fabric: FabricSpec = Field(default=FabricSpec(), description="The network that carries the KV cache.")
+    verification: VerificationSpec = Field(default=VerificationSpec(), description="How the KV path is proven to work.")
+    timeouts: TimeoutsSpec = Field(default=TimeoutsSpec(), description="Deadlines of one request's transfer.")
