@@ -15,7 +15,8 @@ import pytest
 from sidecar_kit import FakeEndpoint, card, peer, roster, running, until, verdict
 
 from pdtransfer.contract.link import Heartbeat, Hello, Refuse, Verdicts, sidecar_messages
-from pdtransfer.sidecar import model, rank_link, sockets, views
+from pdtransfer.contract.roster import Roster, RosterRefusal
+from pdtransfer.sidecar import model, rank_link, rosters, sockets, views
 from pdtransfer.sidecar.main import Sidecar
 from pdtransfer.sidecar.rank_link import RankLink
 
@@ -45,6 +46,11 @@ class Raw:
 
 def hello(rank: int = 0, expected: int = 2, **kw: str) -> Hello:
     return Hello(card=card(rank, **kw), expected_ranks=expected)
+
+
+def give(sidecar: Sidecar, r: Roster) -> RosterRefusal | None:
+    body = r.model_dump_json().encode()
+    return sidecar.hub.put_roster(rosters.parse(body), body)
 
 
 async def ranks(sidecar: Sidecar, *wanted: tuple[int, str]) -> None:
@@ -156,7 +162,7 @@ async def test_links_survive_a_sidecar_restart_and_the_roster_does_too(tmp_path:
     try:
         async with running(tmp_path) as first:
             await ranks(first, (0, "i1"), (1, "i1"))
-            assert first.hub.put_roster(roster((5, 1)), roster().hash) is None
+            assert give(first, roster((5, 1))) is None
             await until(lambda: all(len(e.applied) == 1 for e in ends))
         await until(lambda: not any(link.connected for link in links))
         async with running(tmp_path) as second:
@@ -185,7 +191,7 @@ async def test_an_endpoint_that_fails_on_its_peers_is_retried_and_named(tmp_path
         async with running(tmp_path) as sidecar:
             await ranks(sidecar, (0, "i1"))
             r = roster(peers={0: (peer(0),)})
-            assert sidecar.hub.put_roster(r, r.hash) is None
+            assert give(sidecar, r) is None
             await until(lambda: "agent is gone" in link.error)
             endpoint.fail = None
             await until(lambda: endpoint.applied == [(peer(0),)])
@@ -216,7 +222,7 @@ async def test_a_slow_rank_gets_the_newest_roster_and_bounded_memory_is_kept(tmp
         await ranks(sidecar, (0, "i1"))
         for counter in range(1, 21):
             r = roster((1, counter), big)
-            assert sidecar.hub.put_roster(r, str(counter)) is None
+            assert give(sidecar, r) is None
             await asyncio.sleep(0)
         await asyncio.sleep(0.05)
         (connection,) = sidecar.ranks._connections.values()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import re
 import signal
@@ -11,14 +10,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sidecar_kit import CLUSTER, POD, FakeEndpoint, card
+from sidecar_kit import CLUSTER, POD, FakeEndpoint, card, roster
 
 from pdtransfer.contract.base import Role
 from pdtransfer.sidecar import config
+from pdtransfer.sidecar.model import Identity, PodState
 from pdtransfer.sidecar.rank_link import RankLink
+from pdtransfer.sidecar.rosters import parse
+from pdtransfer.sidecar.state import restored
+from pdtransfer.sidecar.store import StateFile
 
 ENV = {"POD_UID": POD, "PDCLUSTER_UID": CLUSTER, "PDCLUSTER_ROLE": "prefill"}
 HEAVY = ("torch", "nixl", "numpy", "httpx", "cryptography", "kubernetes", "kopf", "transformers")
@@ -174,19 +178,16 @@ def test_killed_and_started_again_it_comes_back_with_its_ranks(start: Callable[.
         link.stop()
 
 
-def test_the_state_file_is_private_and_readable_json(tmp_path: Path) -> None:
-    from sidecar_kit import roster
-
-    from pdtransfer.sidecar.model import Identity
-    from pdtransfer.sidecar.state import restored
-    from pdtransfer.sidecar.store import StateFile
-
+def test_the_kept_state_is_private_and_comes_back_for_the_same_pod_only(tmp_path: Path) -> None:
     me = Identity(cluster_uid=CLUSTER, pod_uid=POD, role=Role.PREFILL)
+    body = roster((2, 3)).model_dump_json().encode()
     file = StateFile(tmp_path / "kept.json")
-    state = restored(me, roster((2, 3)), roster().hash, True)
-    file.save(state)
-    assert file.load(me) == state
+    file.save_roster(body)
+    file.save_drain(me)
+    assert file.load(me) == restored(me, parse(body), True)
     assert (tmp_path / "kept.json").stat().st_mode & 0o777 == 0o600
-    assert json.loads((tmp_path / "kept.json").read_text())["draining"] is True
-    assert StateFile(tmp_path / "missing" / "x.json").load(me).roster is None
-    StateFile(tmp_path / "missing" / "x.json").save(state)  # logged, not raised
+    other = replace(me, pod_uid="other")
+    assert file.load(other) == PodState(identity=other)
+    nowhere = StateFile(tmp_path / "missing" / "x.json")
+    nowhere.save_roster(body)  # logged, not raised
+    assert nowhere.load(me) == PodState(identity=me)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sidecar_kit import CLUSTER, POD, card, peer, roster, verdict
 
 from pdtransfer.contract.base import Role
-from pdtransfer.contract.link import Drain, Heartbeat, Hello, Peers, Refuse, Verdicts
-from pdtransfer.contract.roster import RosterRefusal
+from pdtransfer.contract.link import Drain, Heartbeat, Hello, Peers, Refuse, Verdicts, sidecar_messages
+from pdtransfer.contract.roster import Roster, RosterRefusal
 from pdtransfer.contract.verdict import VerdictState
 from pdtransfer.sidecar import model as m
+from pdtransfer.sidecar import rosters, views
 from pdtransfer.sidecar import state as s
-from pdtransfer.sidecar import views
 
 ME = m.Identity(cluster_uid=CLUSTER, pod_uid=POD, role=Role.PREFILL)
 EMPTY = m.PodState(identity=ME)
@@ -24,23 +26,32 @@ def two_ranks() -> m.PodState:
     return state
 
 
+def held(r: Roster) -> m.HeldRoster:
+    return rosters.parse(r.model_dump_json().encode())
+
+
+def pushed(effects: Sequence[m.Effect]) -> dict[int, Peers]:
+    """What is told to each connection about its peers."""
+    return {e.conn: sidecar_messages.validate_json(e.line) for e in effects if isinstance(e, m.Push)}
+
+
 def take(state: m.PodState, r: object) -> m.PodState:
-    result = s.put_roster(state, r, r.hash)
+    result = s.put_roster(state, held(r))
     assert isinstance(result, s.Taken), result
     return result.state
 
 
 def test_first_roster_is_pushed_to_each_rank_only_with_its_part() -> None:
     r = roster()
-    result = s.put_roster(two_ranks(), r, r.hash)
+    result = s.put_roster(two_ranks(), held(r))
     assert isinstance(result, s.Taken)
-    sent = {e.conn: e.message for e in result.effects if isinstance(e, m.Send)}
+    sent = pushed(result.effects)
     assert {c: [p.rank for p in msg.peers] for c, msg in sent.items()} == {1: [0], 2: [1]}
     assert all((msg.term, msg.counter, msg.roster_hash) == (1, 1, r.hash) for msg in sent.values())
 
 
 def test_roster_ordering_table() -> None:
-    held = take(two_ranks(), roster((2, 5)))
+    now = take(two_ranks(), roster((2, 5)))
     other = {0: (peer(0, "peer-2"),)}
     table = [
         (roster((2, 6)), None),
@@ -50,11 +61,11 @@ def test_roster_ordering_table() -> None:
         (roster((2, 4)), "LowerKey"),
         (roster((1, 99)), "LowerKey"),
         (roster((9, 9), pod_uid="other"), "OtherPod"),
-        (roster((9, 9), cluster_uid="other"), "OtherCluster"),
+        (roster((9, 9), {}, cluster_uid="other"), "OtherCluster"),
         (roster((9, 9), incarnation="i0"), "OtherIncarnation"),
     ]
     for r, reason in table:
-        result = s.put_roster(held, r, r.hash)
+        result = s.put_roster(now, held(r))
         got = result.reason if isinstance(result, RosterRefusal) else None
         assert got == reason, (r.key, got)
         if isinstance(result, RosterRefusal):
@@ -62,9 +73,9 @@ def test_roster_ordering_table() -> None:
 
 
 def test_the_same_roster_again_changes_and_sends_nothing() -> None:
-    held = take(two_ranks(), roster())
-    again = s.put_roster(held, roster(), roster().hash)
-    assert again == s.Taken(held, (), changed=False)
+    now = take(two_ranks(), roster())
+    again = s.put_roster(now, held(roster()))
+    assert again == s.Taken(now, (), changed=False)
 
 
 def test_new_incarnation_clears_roster_and_verdicts_and_closes_the_old_connections() -> None:
@@ -78,7 +89,7 @@ def test_new_incarnation_clears_roster_and_verdicts_and_closes_the_old_connectio
     # The key stays: an operator that was cut off must not slip in with an older one.
     assert (shown.incarnation, shown.roster_term, shown.roster_counter, shown.roster_hash) == ("i2", 4, 2, "")
     old = roster((4, 1), incarnation="i2")
-    assert isinstance(s.put_roster(state, old, old.hash), RosterRefusal)
+    assert isinstance(s.put_roster(state, held(old)), RosterRefusal)
 
 
 def test_a_replaced_incarnation_is_refused_when_it_comes_back() -> None:
@@ -114,9 +125,8 @@ def test_a_rank_that_reconnects_gets_its_peers_and_the_drain_again() -> None:
     state = s.closed(state, 2)
     assert views.pod_cards(state, 0.0).complete is False
     state, effects = s.hello(state, 7, Hello(card=card(1), expected_ranks=2), 0.0)
-    messages = [e.message for e in effects if isinstance(e, m.Send)]
-    assert isinstance(messages[0], Peers) and [c.rank for c in messages[0].peers] == [1]
-    assert isinstance(messages[1], Drain)
+    assert pushed(effects) == {7: Peers(term=1, counter=1, roster_hash=roster().hash, peers=(peer(1),))}
+    assert effects[-1] == m.Send(7, Drain())
     assert views.pod_cards(state, 0.0).complete
 
 
@@ -143,12 +153,12 @@ def test_verdicts_that_speak_for_another_rank_or_incarnation_are_dropped() -> No
 
 def test_kept_roster_is_in_force_again_for_the_same_incarnation_only() -> None:
     r = roster((3, 3))
-    start = s.restored(ME, r, r.hash, False)
+    start = s.restored(ME, held(r), False)
     same, effects = s.hello(start, 1, Hello(card=card(0), expected_ranks=2), 0.0)
-    assert same.roster == r and isinstance(effects[0], m.Send)
+    assert same.roster == held(r) and pushed(effects)[1].peers == (peer(0),)
     new, effects = s.hello(start, 1, Hello(card=card(0, incarnation="i2"), expected_ranks=2), 0.0)
     assert new.roster is None and effects == () and (new.key.term, new.key.counter) == (3, 3)
-    assert s.restored(ME, roster(pod_uid="x"), "h", True).roster is None
+    assert s.restored(ME, held(roster(pod_uid="x")), True).roster is None
 
 
 # Readiness
@@ -258,7 +268,7 @@ def test_key_never_goes_back_equal_keys_mean_equal_content_and_incarnations_do_n
                 state = s.closed(state, conn)
             case ("roster", term, counter, incarnation, content):
                 r = roster((term, counter), CONTENTS[content], incarnation=incarnation)
-                result = s.put_roster(state, r, r.hash)
+                result = s.put_roster(state, held(r))
                 if isinstance(result, s.Taken):
                     state = result.state
                     assert state.incarnation == incarnation

@@ -11,18 +11,16 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pdtransfer.contract.roster import Roster, RosterRefusal
-from pdtransfer.sidecar import views
+from pdtransfer.contract.roster import RosterRefusal
+from pdtransfer.sidecar import rosters, views
 from pdtransfer.sidecar.hub import Hub
 from pdtransfer.sidecar.identity import why_not
-from pdtransfer.sidecar.sockets import error_text
 
 log = logging.getLogger(__name__)
 
@@ -62,22 +60,6 @@ async def read_body(request: Request, limit: int) -> bytes:
     except ClientDisconnect as e:
         raise BadBody(400, "BadRequest", "the client went away") from e
     return bytes(body)
-
-
-def parse_roster(body: bytes) -> tuple[Roster, str]:
-    """(roster, its hash). BadBody 400 names where it does not parse or contradicts itself."""
-    try:
-        roster = Roster.model_validate_json(body)
-    except ValidationError as e:
-        raise BadBody(400, "BadRoster", f"the roster does not parse: {error_text(e)}") from e
-    for rank, cards in roster.peers.items():
-        for i, card in enumerate(cards):
-            where = f"peers.{rank}.{i} (pod {card.pod_name or card.pod_uid} rank {card.rank})"
-            if card.cluster_uid != roster.cluster_uid:
-                raise BadBody(400, "BadRoster", f"{where} is of another PDCluster, {card.cluster_uid}")
-            if (broken := card.seal_broken) is not None:
-                raise BadBody(400, "BadRoster", f"{where}: {broken}")
-    return roster, roster.hash
 
 
 class ControlAPI:
@@ -133,13 +115,16 @@ class ControlAPI:
         """PUT /v1/roster: 200 with what is held, 400, 409 or 412."""
         async with self._writing:  # one large body in memory at a time, and rosters in order
             body = await read_body(request, self._max_roster)
-            roster, digest = await asyncio.to_thread(parse_roster, body)
-            del body
+            try:
+                roster = await asyncio.to_thread(rosters.parse, body)
+            except rosters.BadRoster as e:
+                raise BadBody(400, "BadRoster", str(e)) from e
             role = self._hub.state.identity.role
-            for rank, cards in roster.peers.items():
-                if any(c.role is role for c in cards):
-                    raise BadBody(400, "BadRoster", f"peers.{rank} names a {role.value} card, this pod's own role")
-            refusal = self._hub.put_roster(roster, digest)
+            if (own := next((p for p in roster.pairs if p[1].role is role), None)) is not None:
+                text = f"peers.{own[0]} names a {role.value} rank of pod {own[1].pod_uid}, this pod's own role"
+                raise BadBody(400, "BadRoster", text)
+            refusal = self._hub.put_roster(roster, body)
+            del body, roster
         if isinstance(refusal, RosterRefusal):
             status = 409 if refusal.reason in ("LowerKey", "SameKeyOtherContent") else 412
             return Response(refusal.model_dump_json(), status, media_type=JSON)

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from pdtransfer.contract.link import Heartbeat, Hello, RankMessage, Verdicts
-from pdtransfer.contract.roster import Roster, RosterRefusal
+from pdtransfer.contract.roster import RosterRefusal
 from pdtransfer.sidecar import state as st
-from pdtransfer.sidecar.model import Effect, PodState
+from pdtransfer.sidecar.model import Effect, HeldRoster, PodState
 from pdtransfer.sidecar.store import StateFile
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,6 @@ class Hub:
                     self.state.incarnation,
                     before.incarnation or "(none)",
                 )
-                if before.roster is not None:
-                    self._store.save(self.state)
             log.info(
                 "rank registered rank=%d incarnation=%s agent=%s ranks=%d/%d%s",
                 card.rank,
@@ -99,9 +97,10 @@ class Hub:
             log.warning("rank gone rank=%d incarnation=%s", entry.rank, entry.card.incarnation)
         self.state = st.closed(self.state, conn)
 
-    def put_roster(self, roster: Roster, digest: str) -> RosterRefusal | None:
-        """Take a roster and push each rank its part; or why it was not taken."""
-        result = st.put_roster(self.state, roster, digest)
+    def put_roster(self, roster: HeldRoster, body: bytes) -> RosterRefusal | None:
+        """Take a roster and push each rank its part; or why it was not taken. `body` is what it
+        was read from."""
+        result = st.put_roster(self.state, roster)
         if isinstance(result, RosterRefusal):
             self.counts["refused_rosters", result.reason] += 1
             log.warning("roster refused reason=%s message=%r", result.reason, result.message)
@@ -112,10 +111,10 @@ class Hub:
                 "roster taken term=%d counter=%d hash=%s peers=%d",
                 roster.key.term,
                 roster.key.counter,
-                digest,
-                sum(len(c) for c in roster.peers.values()),
+                roster.hash,
+                len(roster.pairs),
             )
-            self._store.save(self.state)
+            self._store.save_roster(body)
             self._sink(result.effects)
         return None
 
@@ -125,7 +124,7 @@ class Hub:
         self.state, effects = st.drain(self.state)
         if fresh:
             log.info("draining ranks=%d", len(self.state.ranks))
-            self._store.save(self.state)
+            self._store.save_drain(self.state.identity)
         self._sink(effects)
 
     def probe(self, pod_uids: tuple[str, ...]) -> int:

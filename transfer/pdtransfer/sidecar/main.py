@@ -36,7 +36,8 @@ class Sidecar:
         )
         self.hub = Hub(store.load(identity), store)
         self.ranks = RankServer(self.hub, settings.socket, settings.socket_mode, settings.max_line_bytes)
-        self.health = HTTPServer(health_app(self.hub, settings.wiring),
+        self.health = HTTPServer(
+            health_app(self.hub, settings.wiring),
             settings.health_host,
             settings.health_port,
             max_connections=512,  # anonymous: silent clients must not crowd the kubelet out

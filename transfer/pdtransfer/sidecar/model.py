@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.link import SidecarMessage
-from pdtransfer.contract.roster import Roster, RosterKey
+from pdtransfer.contract.roster import RosterKey
 from pdtransfer.contract.verdict import Verdict
 
 STALE_AFTER = 3.0
@@ -59,6 +59,31 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class PeerRef:
+    """A peer rank a roster names."""
+
+    pod_uid: str
+    pod_name: str
+    incarnation: str
+    rank: int
+    role: Role
+
+
+@dataclass(frozen=True)
+class HeldRoster:
+    """A roster in the form the sidecar needs: `pairs` of (local rank, peer rank), and for each local
+    rank with peers the finished line (contract.link.Peers) that tells it so. `hash` is Roster.hash."""
+
+    cluster_uid: str
+    pod_uid: str
+    incarnation: str
+    key: RosterKey
+    hash: str
+    pairs: tuple[tuple[int, PeerRef], ...] = ()
+    lines: Mapping[int, bytes] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
 class PodState:
     """Everything the sidecar knows. `key` and `key_hash` outlive the roster they came with: after a
     new incarnation a cut-off operator must not slip in with an old key."""
@@ -67,7 +92,7 @@ class PodState:
     incarnation: str = ""
     expected_ranks: int = 0
     ranks: tuple[RankEntry, ...] = ()
-    roster: Roster | None = None
+    roster: HeldRoster | None = None
     key: RosterKey = ZERO
     key_hash: str = ""
     draining: bool = False
@@ -95,6 +120,14 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Push:
+    """Write this rank's part of the roster (a finished contract.link.Peers line) to the connection."""
+
+    conn: int
+    line: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Close:
     """End the connection, after what was sent before."""
 
@@ -102,5 +135,5 @@ class Close:
     why: str
 
 
-Effect = Send | Close
+Effect = Send | Push | Close
 Step = tuple[PodState, tuple[Effect, ...]]

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from pdtransfer.contract.link import Probe, SidecarMessage, rank_messages
 from pdtransfer.sidecar.hub import Hub
-from pdtransfer.sidecar.model import Effect, Send
+from pdtransfer.sidecar.model import Effect, Push, Send
+from pdtransfer.sidecar.rosters import error_text
 
 log = logging.getLogger(__name__)
 
@@ -29,21 +30,13 @@ CLOSE_DEADLINE = 2.0
 MAX_CONNECTIONS = 256
 
 
-def error_text(e: ValidationError, limit: int = 5) -> str:
-    """Where and what is wrong, without the input itself (a card can be large)."""
-    errors = e.errors(include_url=False, include_context=False, include_input=False)
-    parts = [f"{'.'.join(str(p) for p in err['loc']) or '(whole)'}: {err['msg']}" for err in errors[:limit]]
-    more = f"; and {len(errors) - limit} more" if len(errors) > limit else ""
-    return "; ".join(parts) + more
-
-
 class _Connection:
     """Outbox and tasks of one accepted connection."""
 
     def __init__(self, number: int, writer: asyncio.StreamWriter) -> None:
         self.number = number
         self.writer = writer
-        self._outbox: dict[str, SidecarMessage] = {}
+        self._outbox: dict[str, SidecarMessage | bytes] = {}
         self._wake = asyncio.Event()
         self._ending = False
 
@@ -56,6 +49,11 @@ class _Connection:
         self._outbox[message.type] = message
         self._wake.set()
 
+    def push(self, line: bytes) -> None:
+        self._outbox.pop("peers", None)
+        self._outbox["peers"] = line
+        self._wake.set()
+
     def end(self) -> None:
         """Close after what is in the outbox."""
         self._ending = True
@@ -66,7 +64,8 @@ class _Connection:
         while True:
             while self._outbox:
                 message = self._outbox.pop(next(iter(self._outbox)))
-                self.writer.write(message.model_dump_json().encode() + b"\n")
+                line = message if isinstance(message, bytes) else message.model_dump_json().encode() + b"\n"
+                self.writer.write(line)
                 await self.writer.drain()
             if self._ending:
                 return
@@ -119,6 +118,8 @@ class RankServer:
                 continue
             if isinstance(effect, Send):
                 connection.send(effect.message)
+            elif isinstance(effect, Push):
+                connection.push(effect.line)
             else:
                 connection.end()
 

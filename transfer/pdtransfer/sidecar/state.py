@@ -12,15 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pdtransfer.contract.link import Drain, Heartbeat, Hello, Peers, Probe, Refuse, Verdicts
-from pdtransfer.contract.roster import Roster, RosterKey, RosterRefusal
+from pdtransfer.contract.roster import RosterKey, RosterRefusal
 from pdtransfer.sidecar.model import (
     KEEP_REFUSED,
     KEEP_RETIRED,
     REFUSED_FOR,
     Close,
     Effect,
+    HeldRoster,
     Identity,
     PodState,
+    Push,
     RankEntry,
     Refused,
     Send,
@@ -93,7 +95,7 @@ def hello(state: PodState, conn: int, message: Hello, now: float) -> Step:
         revision=state.revision + 1,
     )
     if state.roster is not None:
-        out.append(Send(conn, _peers(state.roster, state.key_hash, card.rank)))
+        out.append(_peers(conn, state.roster, card.rank))
     if state.draining:
         out.append(Send(conn, Drain()))
     return state, tuple(out)
@@ -147,13 +149,12 @@ def closed(state: PodState, conn: int) -> PodState:
     return replace(state, ranks=ranks, revision=state.revision + 1)
 
 
-def _peers(roster: Roster, digest: str, rank: int) -> Peers:
-    return Peers(
-        term=roster.key.term,
-        counter=roster.key.counter,
-        roster_hash=digest,
-        peers=roster.peers.get(rank, ()),
-    )
+def _peers(conn: int, roster: HeldRoster, rank: int) -> Push:
+    line = roster.lines.get(rank)
+    if line is None:
+        nobody = Peers(term=roster.key.term, counter=roster.key.counter, roster_hash=roster.hash)
+        line = nobody.model_dump_json().encode() + b"\n"
+    return Push(conn, line)
 
 
 @dataclass(frozen=True)
@@ -168,8 +169,8 @@ class Taken:
 Reason = Literal["LowerKey", "SameKeyOtherContent", "OtherPod", "OtherIncarnation", "OtherCluster"]
 
 
-def put_roster(state: PodState, roster: Roster, digest: str) -> Taken | RosterRefusal:
-    """Take a roster written by the operator, or say why not. `digest` is `roster.hash`."""
+def put_roster(state: PodState, roster: HeldRoster) -> Taken | RosterRefusal:
+    """Take a roster written by the operator, or say why not."""
 
     def no(reason: Reason, message: str) -> RosterRefusal:
         return RosterRefusal(
@@ -196,11 +197,11 @@ def put_roster(state: PodState, roster: Roster, digest: str) -> Taken | RosterRe
     if roster.key < state.key:
         return no("LowerKey", f"key {_text(roster.key)} is lower than {_text(state.key)}, which is held")
     if roster.key == state.key and state.key_hash:
-        if digest != state.key_hash:
+        if roster.hash != state.key_hash:
             return no("SameKeyOtherContent", f"key {_text(roster.key)} is held with other content")
         return Taken(state, (), changed=False)
-    sends = tuple(Send(r.conn, _peers(roster, digest, r.rank)) for r in state.ranks)
-    after = replace(state, roster=roster, key=roster.key, key_hash=digest, revision=state.revision + 1)
+    sends = tuple(_peers(r.conn, roster, r.rank) for r in state.ranks)
+    after = replace(state, roster=roster, key=roster.key, key_hash=roster.hash, revision=state.revision + 1)
     return Taken(after, sends, changed=True)
 
 
@@ -218,10 +219,10 @@ def probe(state: PodState, pod_uids: tuple[str, ...]) -> Step:
     return state, tuple(Send(r.conn, Probe(pod_uids=pod_uids)) for r in state.ranks)
 
 
-def restored(identity: Identity, roster: Roster | None, digest: str, draining: bool) -> PodState:
+def restored(identity: Identity, roster: HeldRoster | None, draining: bool) -> PodState:
     """State of a sidecar that starts, with what its predecessor in this pod had kept. The roster is in
     force again only if the ranks that register carry the same incarnation."""
     state = PodState(identity=identity, draining=draining)
     if roster is None or (roster.cluster_uid, roster.pod_uid) != (identity.cluster_uid, identity.pod_uid):
         return state
-    return replace(state, incarnation=roster.incarnation, roster=roster, key=roster.key, key_hash=digest)
+    return replace(state, incarnation=roster.incarnation, roster=roster, key=roster.key, key_hash=roster.hash)

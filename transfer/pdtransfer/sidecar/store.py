@@ -1,27 +1,25 @@
 """Keeps the roster over a restart of the sidecar container, in the pod's emptyDir.
 
-Without it a sidecar that restarts while the operator is away would turn a wired pod unready. Whoever
-can write the file sits in the same pod, beside the NIXL agent itself, so it needs no seal.
+Without it a sidecar that restarts while the operator is away would turn a wired pod unready. The file
+is the operator's body as it came, and is read by the same checks. Whoever can write it sits in the same
+pod, beside the NIXL agent itself, so it needs no seal. A second file marks a pod that drains.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from pdtransfer.contract.roster import Roster
-from pdtransfer.sidecar.model import Identity, PodState
+from pdtransfer.sidecar.model import HeldRoster, Identity, PodState
+from pdtransfer.sidecar.rosters import BadRoster, parse
 from pdtransfer.sidecar.state import restored
 
 log = logging.getLogger(__name__)
 
 
 class StateFile:
-    """Roster and drain mark of one pod in one file; `path` None keeps nothing."""
+    """Roster and drain mark of one pod; `path` None keeps nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -30,41 +28,52 @@ class StateFile:
         """State to start from. What can't be read is logged and forgotten: the operator writes again."""
         if self._path is None:
             return PodState(identity=identity)
-        try:
-            data = json.loads(self._path.read_bytes())
-            if data["pod_uid"] != identity.pod_uid:
-                return PodState(identity=identity)
-            roster = None if data["roster"] is None else Roster.model_validate(data["roster"])
-            draining = data["draining"] is True
-        except FileNotFoundError:
-            return PodState(identity=identity)
-        except (OSError, ValueError, KeyError, TypeError, ValidationError) as e:
-            log.warning("kept roster is unreadable and ignored path=%s error=%s", self._path, type(e).__name__)
-            return PodState(identity=identity)
-        state = restored(identity, roster, roster.hash if roster else "", draining)
+        body, mark = self._read(self._path), self._read(self._mark)
+        roster: HeldRoster | None = None
+        if body is not None:
+            try:
+                roster = parse(body)
+            except BadRoster as e:
+                log.warning("kept roster can not be used path=%s error=%s", self._path, e)
+        state = restored(identity, roster, mark is not None and mark.decode(errors="replace") == identity.pod_uid)
         if state.roster is not None:
-            log.info(
-                "kept roster loaded incarnation=%s term=%d counter=%d",
-                state.incarnation,
-                state.key.term,
-                state.key.counter,
-            )
+            key = state.key
+            log.info("kept roster loaded incarnation=%s term=%d counter=%d", state.incarnation, key.term, key.counter)
         return state
 
-    def save(self, state: PodState) -> None:
-        """Write atomically; a failure is logged (the roster is still in force, only not kept)."""
-        if self._path is None:
-            return
-        roster = state.roster.model_dump_json() if state.roster is not None else "null"
-        text = (
-            f'{{"pod_uid": {json.dumps(state.identity.pod_uid)}, '
-            f'"draining": {json.dumps(state.draining)}, "roster": {roster}}}'
-        )
-        tmp = self._path.with_name(self._path.name + ".new")
+    def save_roster(self, body: bytes) -> None:
+        """Keep the roster that was just taken, as its body."""
+        if self._path is not None:
+            self._write(self._path, body)
+
+    def save_drain(self, identity: Identity) -> None:
+        """Keep that this pod drains."""
+        if self._path is not None:
+            self._write(self._mark, identity.pod_uid.encode())
+
+    @property
+    def _mark(self) -> Path:
+        assert self._path is not None
+        return self._path.with_suffix(".draining")
+
+    @staticmethod
+    def _read(path: Path) -> bytes | None:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            log.warning("kept state can not be read path=%s error=%s", path, e)
+            return None
+
+    @staticmethod
+    def _write(path: Path, data: bytes) -> None:
+        """Write atomically; a failure is logged (what it says is still in force, only not kept)."""
+        tmp = path.with_name(path.name + ".new")
         try:
             fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(fd, "w") as f:
-                f.write(text)
-            tmp.replace(self._path)
+            with os.fdopen(fd, "wb") as f:
+                f.write(data)
+            tmp.replace(path)
         except OSError as e:
-            log.warning("roster could not be kept path=%s error=%s", self._path, e)
+            log.warning("state could not be kept path=%s error=%s", path, e)

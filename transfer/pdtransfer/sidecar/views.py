@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pdtransfer.contract.card import PodCards, RankCard, RefusedRank
+from pdtransfer.contract.card import PodCards, RefusedRank
 from pdtransfer.contract.verdict import PodVerdicts, Verdict, VerdictState
-from pdtransfer.sidecar.model import REFUSED_FOR, STALE_AFTER, PodState, Refused
+from pdtransfer.sidecar.model import REFUSED_FOR, STALE_AFTER, PeerRef, PodState, Refused
 
 MAX_LINES = 24
 """Lines of a readiness answer: it lands in `kubectl describe`."""
@@ -122,10 +122,9 @@ def _ranks_missing(state: PodState, wiring: bool) -> list[str]:
 def _wiring_missing(state: PodState) -> list[str]:
     if state.roster is None:
         return ["no roster yet"]
-    pairs: dict[str, list[tuple[int, RankCard]]] = {}
-    for rank, cards in sorted(state.roster.peers.items()):
-        for card in cards:
-            pairs.setdefault(card.pod_uid, []).append((rank, card))
+    pairs: dict[str, list[tuple[int, PeerRef]]] = {}
+    for rank, ref in state.roster.pairs:
+        pairs.setdefault(ref.pod_uid, []).append((rank, ref))
     if not pairs:
         return ["the roster names no peer"]
     known = {(v.rank, v.peer_pod_uid, v.peer_incarnation, v.peer_rank): v for r in state.ranks for v in r.verdicts}
@@ -133,8 +132,8 @@ def _wiring_missing(state: PodState) -> list[str]:
     for wanted in pairs.values():
         bad = [
             line
-            for rank, card in wanted
-            if (line := _unwired(rank, card, known.get((rank, card.pod_uid, card.incarnation, card.rank))))
+            for rank, ref in wanted
+            if (line := _unwired(rank, ref, known.get((rank, ref.pod_uid, ref.incarnation, ref.rank))))
         ]
         if not bad:
             return []
@@ -142,11 +141,9 @@ def _wiring_missing(state: PodState) -> list[str]:
     return ["no peer pod is wired", *out]
 
 
-def _unwired(rank: int, card: RankCard, verdict: Verdict | None) -> str:
+def _unwired(rank: int, ref: PeerRef, verdict: Verdict | None) -> str:
     if verdict is not None and verdict.state is VerdictState.WIRED:
         return ""
     state = "not probed" if verdict is None else verdict.state.value.lower()
     why = ": ".join(w for w in (verdict.reason, verdict.message) if w) if verdict is not None else ""
-    return f"peer {card.pod_name or card.pod_uid} rank {card.rank} {state} from rank {rank}" + (
-        f": {why}" if why else ""
-    )
+    return f"peer {ref.pod_name or ref.pod_uid} rank {ref.rank} {state} from rank {rank}" + (f": {why}" if why else "")
