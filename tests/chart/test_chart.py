@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pdoperator import settings as operator_settings
 from pdoperator.api import crd
 from pdoperator.kube import verbs
 
@@ -63,7 +64,6 @@ def used(rules: tuple[verbs.Rule, ...]) -> set[tuple[str, str, str]]:
     return {(rule.group, rule.resource, verb) for rule in rules for verb in rule.verbs}
 
 
-KOPF = {("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("list", "watch")}
 NODES = {("", "nodes", "list")}
 
 
@@ -129,7 +129,7 @@ def test_unknown_keys_and_values_are_refused(setting: str, says: str) -> None:
 def test_verbs_granted_are_verbs_used() -> None:
     documents = render()
     roles = {role["metadata"]["name"]: role for role in of("ClusterRole", documents)}
-    assert granted(roles["pd-pdcluster"]) == used(verbs.CLUSTER_RULES) | KOPF
+    assert granted(roles["pd-pdcluster"]) == used(verbs.CLUSTER_RULES)
     (own,) = of("Role", documents)
     assert own["metadata"]["namespace"] == "pd"
     assert granted(own) == used(verbs.OWN_NAMESPACE_RULES)
@@ -140,7 +140,7 @@ def test_optional_rights_can_be_left_out() -> None:
     documents = render("rbac.nodes=false", "rbac.inferencePools=false", "rbac.aggregate=false")
     (role,) = of("ClusterRole", documents)
     required = tuple(rule for rule in verbs.CLUSTER_RULES if not rule.optional)
-    assert granted(role) == used(required) | KOPF
+    assert granted(role) == used(required)
 
 
 @needs_helm
@@ -204,7 +204,10 @@ def test_the_operators_pod_passes_the_restricted_pod_security_standard() -> None
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert container[probe]["httpGet"] == {"path": "/healthz", "port": "health"}
-    assert {port["name"]: port["containerPort"] for port in container["ports"]} == {"health": 8080}
+    assert {port["name"]: port["containerPort"] for port in container["ports"]} == {
+        "health": 8080,
+        "metrics": 8081,
+    }
 
 
 @needs_helm
@@ -213,6 +216,21 @@ def test_engine_pods_get_the_operators_image_unless_told_otherwise() -> None:
     assert env["DEFAULT_TRANSFER_IMAGE"] == "r/p:1"
     env = _environment(render("defaults.transferImage=t:2", "defaults.routerImage=s:3"))
     assert (env["DEFAULT_TRANSFER_IMAGE"], env["DEFAULT_ROUTER_IMAGE"]) == ("t:2", "s:3")
+
+
+@needs_helm
+def test_the_operator_understands_the_environment_that_the_chart_sets() -> None:
+    documents = render("watchNamespaces={a,b}", "networkPolicies=false", "logFormat=json", "image.tag=1")
+    env = {name: value for name, value in _environment(documents).items() if value is not None}
+    settings = operator_settings.parse([], env)
+    assert settings.watch_namespaces == ("a", "b")
+    assert settings.network_policy is False and settings.disruption_budgets is True
+    assert settings.transfer_image == "pdcluster/pdcluster:1"
+    assert (settings.image_pull_policy, settings.log_format) == ("IfNotPresent", "json")
+    container = _operator(documents)["spec"]["template"]["spec"]["containers"][0]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert settings.health_address.endswith(f":{ports['health']}")
+    assert settings.metrics_port == ports["metrics"]
 
 
 @needs_helm
