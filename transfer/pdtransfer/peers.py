@@ -13,6 +13,7 @@ from typing import Any
 
 from pdtransfer.contract.base import MemoryKind, Role
 from pdtransfer.contract.card import RankCard
+from pdtransfer.contract.compat.cards import check_rank_pair
 from pdtransfer.contract.pairing import meet
 from pdtransfer.contract.verdict import Verdict, VerdictState
 from pdtransfer.errors import LayoutMismatch
@@ -79,6 +80,9 @@ def refusal(mine: RankCard, peer: RankCard) -> tuple[str, str] | None:
         check_pair(prefill.layout, decode.layout)
     except LayoutMismatch as error:
         return error.reason, error.message
+    broken = check_rank_pair(prefill, decode).first_failure
+    if broken is not None:
+        return "Incompatible", f"{broken.rule}: {broken.message} {broken.action}".strip()
     return None
 
 
@@ -128,6 +132,11 @@ class Peer:
     refused_since: bool = False
     """After that, its control port refused us or another incarnation answered there."""
     dead: bool = False
+    reload: bool = False
+    """The agent lost its connection to it: remove, add and connect again once nothing flies."""
+    probing: bool = False
+    probed_at: float = 0.0
+    known_at: float = field(default_factory=time.monotonic)
     since: float = field(default_factory=time.monotonic)
 
     @property

@@ -77,7 +77,7 @@ class TransferPlan:
 @dataclass(frozen=True)
 class _Copy:
     """One region pair: byte offsets within a token's row, and the piece's length (bytes).
-    `rows` is 1 for whole pages, else the tokens of a page."""
+    `rows` is 0 for whole pages (which may be merged into runs), else the tokens of a page."""
 
     source: Region
     destination: Region
@@ -112,7 +112,7 @@ def plan(
     groups: dict[tuple[MemoryKind, MemoryKind, bool], list[_Copy]] = {}
     for copy in copies:
         kinds = _kind(copy.source), _kind(copy.destination)
-        groups.setdefault((*kinds, copy.rows == 1), []).append(copy)
+        groups.setdefault((*kinds, copy.rows == 0), []).append(copy)
     return TransferPlan(
         tuple(
             _segment(k, d, whole, group, src, dst)
@@ -215,7 +215,7 @@ def _copy(source: RankLayout, destination: RankLayout, ours: Region, theirs: Reg
         s, d = source.coordinates, destination.coordinates
         if source.heads is not None and s.tp != d.tp * s.tp_size // d.tp_size:
             return None  # a row every rank holds: one copy is enough, this rank is not its sender
-        return _Copy(ours, theirs, 1, 0, 0, ours.item_bytes)
+        return _Copy(ours, theirs, 0, 0, 0, ours.item_bytes)
     mine, other = source.heads, destination.heads
     if mine.total != other.total:
         raise LayoutMismatch(f"prefill has {mine.total} KV heads, decode {other.total}")
@@ -233,7 +233,7 @@ def _copy(source: RankLayout, destination: RankLayout, ours: Region, theirs: Reg
     if count <= 0:
         return None
     if count == mine.count == other.count:
-        return _Copy(ours, theirs, 1, 0, 0, ours.item_bytes)
+        return _Copy(ours, theirs, 0, 0, 0, ours.item_bytes)
     return _Copy(ours, theirs, tokens, (low - mine.first) * head, (low - other.first) * head, count * head)
 
 

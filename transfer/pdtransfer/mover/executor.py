@@ -32,6 +32,8 @@ HANDLE_BYTES = 4 << 20
 """At most that many descriptors and bytes a handle (transfer-study: handles in flight)."""
 PEER_HANDLES = 4
 """Handles in flight to one peer: rates are flat from 2 on, and one bad peer can't take the window."""
+CHECK_EVERY = 0.005
+"""Seconds between looks at the deadlines."""
 STALLED_AFTER = 1.0
 """Seconds after which a handle no longer counts in the shared window (only in its peer's)."""
 
@@ -125,14 +127,17 @@ class Mover:
         self._window_ops = window_ops
         self._settle = settle
         self._clock = clock
-        self._jobs: dict[str, deque[Job]] = {}
+        self._jobs: set[Job] = set()
+        self._ready: dict[str, deque[Job]] = {}
+        """By peer: jobs with batches to post, in turn."""
+        self._next_check = 0.0
         self._flights: list[_Flight] = []
         self.bytes_moved = 0
 
     @property
     def busy(self) -> bool:
-        """Something is queued or in flight."""
-        return bool(self._flights) or any(j.waiting or j.error for q in self._jobs.values() for j in q)
+        """Something is queued or in flight (handles of jobs that were given up do not count)."""
+        return bool(self._ready) or any(not f.job.finished for f in self._flights)
 
     @property
     def handles_in_flight(self) -> int:
@@ -141,18 +146,21 @@ class Mover:
 
     def flies_to(self, peer: str) -> bool:
         """A job or a handle of this peer is left."""
-        return peer in self._jobs or any(f.job.peer == peer for f in self._flights)
+        return any(j.peer == peer for j in self._jobs) or any(f.job.peer == peer for f in self._flights)
 
     def start(self, job: Job) -> None:
         """Take a job on; it may be empty at first."""
-        self._jobs.setdefault(job.peer, deque()).append(job)
+        self._jobs.add(job)
 
     def add(self, job: Job, more: Iterator[Batch]) -> None:
         """Queue batches of a job that goes on."""
         if job.error is None and not job.finished:
+            idle = not job.waiting
             for batch in more:
                 job.waiting.append(batch)
                 job.bytes_queued += batch.nbytes
+            if idle and job.waiting:
+                self._ready.setdefault(job.peer, deque()).append(job)
 
     def close(self, job: Job) -> None:
         """No more batches."""
@@ -165,6 +173,7 @@ class Mover:
             job.error = error
             error.bytes_done = job.bytes_done
             job.waiting.clear()
+            self._unready(job)
             job.settle_by = self._clock() + self._settle
             self._maybe_finish(job)
 
@@ -173,14 +182,16 @@ class Mover:
         now = self._clock()
         changed = self._poll()
         changed |= self._post(now)
-        for queue in list(self._jobs.values()):
-            for job in list(queue):
-                if job.error is None and now > job.deadline:
-                    self.fail(job, DeadlineExceeded(f"{job.label} did not finish in time", peer=job.peer))
-                    changed = True
-                if not job.finished and now > job.settle_by:
-                    self._finish(job)
-                    changed = True
+        if now < self._next_check:
+            return changed
+        self._next_check = now + CHECK_EVERY
+        for job in list(self._jobs):
+            if job.error is None and now > job.deadline:
+                self.fail(job, DeadlineExceeded(f"{job.label} did not finish in time", peer=job.peer))
+                changed = True
+            if not job.finished and now > job.settle_by:
+                self._finish(job)
+                changed = True
         return changed
 
     def _poll(self) -> bool:
@@ -218,22 +229,29 @@ class Mover:
         changed, again = False, True
         while again:
             again = False
-            for peer, queue in list(self._jobs.items()):
+            for peer, queue in list(self._ready.items()):
                 if per_peer.get(peer, 0) >= PEER_HANDLES:
                     continue
-                job = next((j for j in queue if j.waiting), None)
-                if job is None:
-                    continue
+                job = queue[0]
                 batch = job.waiting[0]
                 if ops and (ops >= self._window_ops or size + batch.nbytes > self._window_bytes):
                     return changed
                 job.waiting.popleft()
                 queue.rotate(-1)
+                if not job.waiting:
+                    self._unready(job)
                 changed = again = True
                 if self._post_one(job, batch, now):
                     ops, size = ops + 1, size + batch.nbytes
                     per_peer[peer] = per_peer.get(peer, 0) + 1
         return changed
+
+    def _unready(self, job: Job) -> None:
+        queue = self._ready.get(job.peer)
+        if queue is not None and job in queue:
+            queue.remove(job)
+            if not queue:
+                del self._ready[job.peer]
 
     def _post_one(self, job: Job, batch: Batch, now: float) -> bool:
         try:
@@ -259,10 +277,7 @@ class Mover:
 
     def _finish(self, job: Job) -> None:
         job.finished = True
-        queue = self._jobs[job.peer]
-        queue.remove(job)
-        if not queue:
-            del self._jobs[job.peer]
+        self._jobs.discard(job)
         job.drained = job.settled
         job.on_finish(job)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 import time
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from pdtransfer.session.frames import HEADER, MAX_FRAME, Frame, FrameError, Ping, Pong, decode, encode
+
+logger = logging.getLogger(__name__)
 
 MAX_UNSENT = 64 << 20
 """Bytes a peer may leave unread before its connection is ended."""
@@ -102,3 +105,31 @@ def _context(protocol: int, folder: Path) -> ssl.SSLContext:
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+async def renew(context: ssl.SSLContext, tls_dir: str, every: float = 5.0) -> None:
+    """Load renewed files into a listening context; a half-written set is tried again."""
+    folder = Path(tls_dir)
+    seen = _stamp(folder)
+    while True:
+        await asyncio.sleep(every)
+        now = _stamp(folder)
+        if now == seen:
+            continue
+        try:
+            context.load_verify_locations(folder / "ca.crt")
+            context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+        except (OSError, ssl.SSLError) as error:
+            logger.warning("renewed TLS files in %s are not usable yet: %s", tls_dir, error)
+        else:
+            seen = now
+
+
+def _stamp(folder: Path) -> tuple[int, ...]:
+    found = []
+    for name in ("ca.crt", "tls.crt", "tls.key"):
+        try:
+            found.append((folder / name).stat().st_mtime_ns)
+        except OSError:
+            found.append(0)
+    return tuple(found)

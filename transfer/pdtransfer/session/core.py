@@ -50,6 +50,7 @@ class Core:
         self._warm = 0
         self.ticks: list[Callable[[float], None]] = []
         self.on_crash: list[Callable[[Exception], None]] = []
+        self.on_stop: list[Callable[[], None]] = []
         self._listeners: list[Callable[[], None]] = []
 
     def start(self, setup: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -65,7 +66,8 @@ class Core:
         if self._thread.is_alive():
             self.call(self._stop.set)
             self.call(self._wake.set)
-            self._thread.join(timeout)
+            if threading.current_thread() is not self._thread:
+                self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def call(self, action: Callable[..., Any], *args: Any) -> None:
@@ -154,11 +156,17 @@ class Core:
             await self._setup()
         except Exception as error:
             self.failed = error
+            if hasattr(self, "agent"):
+                self.agent.close()
             return
         self._ready.set()
         try:
             await self._pump()
+        except Exception as error:
+            self.crash(error)
         finally:
+            for stop in self.on_stop:
+                stop()
             # All of the loop's, not only `_tasks`: the listener makes tasks of its own.
             tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
             for task in tasks:
@@ -187,7 +195,7 @@ class Core:
                     # Not asyncio's timer: epoll rounds up to a millisecond.
                     time.sleep(50e-6 if quiet < EAGER else 500e-6)  # noqa: ASYNC251
                 await asyncio.sleep(0)
-            elif self._warm:
+            elif self._warm or self.mover.handles_in_flight:
                 await asyncio.sleep(WARM_TICK)
             else:
                 self._wake.clear()

@@ -237,11 +237,13 @@ class DestinationSide:
             if not leg.done:
                 self._fail(receive, error)
 
-    def on_dead(self, peer: Peer) -> None:
-        """The source's process is known to be dead and its last bytes were progressed."""
+    def on_drained(self, peer: Peer) -> None:
+        """Nothing of this source can land any more: it is dead and its last bytes were progressed,
+        or it answered that it does not know us and has nothing in flight."""
         for receive, leg in self._legs_of(peer):
-            if not leg.settled:
-                self._core.count("fenced_by_death")
+            if leg.sent and not leg.settled:
+                self._fail(receive, errors.PeerUnreachable("the source ended", peer=peer.label))
+                self._core.count("fenced_by_source_end")
                 self._settle(receive, leg)
 
     def owes(self, peer: Peer) -> bool:

@@ -271,9 +271,13 @@ class RankEndpoint:
         self._source.on_peer_gone(peer, error)
         self._destination.on_peer_gone(peer, error)
 
-    def on_dead(self, peer: Peer) -> None:
+    def on_drained(self, peer: Peer) -> None:
         """Its writes can not land any more."""
-        self._destination.on_dead(peer)
+        self._destination.on_drained(peer)
+
+    def drained(self, agent_name: str) -> bool:
+        """Ours to that agent can not."""
+        return self._source.drained(agent_name)
 
     def owes(self, peer: Peer) -> bool:
         """A fence is wanted from it."""

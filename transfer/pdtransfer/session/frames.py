@@ -53,11 +53,13 @@ class Welcome(_Frame):
 
 
 class Refused(_Frame):
-    """The connection is not wanted; it ends after this frame."""
+    """The connection is not wanted; it ends after this frame. `drained`: the answering rank is the
+    one that was meant, has nothing in flight to the dialling agent, and will post nothing to it."""
 
     t: Literal["refused"] = "refused"
     reason: str
     message: str = ""
+    drained: bool = False
 
 
 class _Identified(_Frame):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pdtransfer.agent.port import AgentFailure, Descriptors
+from pdtransfer.agent.port import AgentFailure
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.contract.card import RankCard
 from pdtransfer.errors import ChecksumMismatch, DeadlineExceeded, PeerUnreachable, TransferError
@@ -36,10 +36,8 @@ from pdtransfer.session.frames import (
     ProbeOpen,
     Sample,
 )
+from pdtransfer.session.scratch import BLOCK, Scratch
 
-BLOCK = 64 << 10
-"""Bytes of one scratch slot, and of the random block."""
-SLOTS = 64
 SAMPLE_REGIONS = 8
 SAMPLE_BYTES = 64 << 10
 SAMPLES = 2 * SAMPLE_REGIONS
@@ -66,38 +64,6 @@ def choose_samples(card: RankCard) -> tuple[Sample, ...]:
 def digest(data: bytes) -> str:
     """Digest that both sides compute."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-class Scratch:
-    """Registered host memory in slots of BLOCK bytes. A slot with a write in flight never returns."""
-
-    def __init__(self, slots: int = SLOTS) -> None:
-        self.memory = np.zeros(slots * BLOCK, dtype=np.uint8)
-        self.address = int(self.memory.ctypes.data)
-        self._free = list(range(slots))
-
-    @property
-    def descriptors(self) -> Descriptors:
-        """For registration."""
-        return np.array([[self.address, self.memory.nbytes, 0]], dtype=np.uint64)
-
-    def take(self) -> int | None:
-        """Address of a free slot, or None."""
-        return self.address + self._free.pop() * BLOCK if self._free else None
-
-    def give(self, address: int) -> None:
-        """Return a slot."""
-        self._free.append((address - self.address) // BLOCK)
-
-    def read(self, address: int, size: int) -> bytes:
-        """Bytes of a slot."""
-        at = address - self.address
-        return self.memory[at : at + size].tobytes()
-
-    def write(self, address: int, data: bytes) -> None:
-        """Fill a slot."""
-        at = address - self.address
-        self.memory[at : at + len(data)] = np.frombuffer(data, dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -132,6 +98,8 @@ class Prober:
         """Slots a peer may still write to: lent to that same peer again, to no other."""
         self._active: set[int] = set()
         """Own slots with a transfer in flight."""
+        self._abandoned: set[int] = set()
+        """Those whose probe has ended."""
         core.ticks.append(self._tick)
 
     # --- this side asks ---------------------------------------------------------------------
@@ -196,9 +164,12 @@ class Prober:
             settled = True
             return ProbeResult(moved + size, seconds, len(stable), len(samples))
         finally:
-            if mine is not None and (settled or mine not in self._active):
-                self.scratch.give(mine)
-                settled = True
+            if mine is not None:
+                if mine in self._active:
+                    self._abandoned.add(mine)
+                else:
+                    self.scratch.give(mine)
+                    settled = True
             if peer.channel is not None:
                 peer.channel.send(ProbeClose(seq=seq, settled=settled))
 
@@ -212,6 +183,9 @@ class Prober:
         def over(job: Job) -> None:
             if job.settled:
                 self._active.discard(local)
+                if local in self._abandoned:
+                    self._abandoned.discard(local)
+                    self.scratch.give(local)
             ended.set()
 
         job = Job(

@@ -14,6 +14,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+from pdtransfer.agent.port import AgentFailure
 from pdtransfer.errors import (
     Aborted,
     DeadlineExceeded,
@@ -105,6 +106,8 @@ class SourceSide:
         self._dead_rooms: dict[int, tuple[float, TransferError]] = {}
         self._tombs: dict[tuple[PeerKey, Identity], Tombstone] = {}
         self._draining_legs: set[Leg] = set()
+        self._lost_agents: set[str] = set()
+        """Agents a handle to which errored: parts of it may land at any time."""
         self.draining = False
         core.ticks.append(self._tick)
         core.on_crash.append(self._crashed)
@@ -130,6 +133,7 @@ class SourceSide:
             self._fail_room(room, LayoutMismatch(f"{what} after finish", room=sender.room))
         elif what == "chunk" and isinstance(value, Chunk):
             room.chunks.append(value)
+            room.deadline = time.monotonic() + self._core.timeouts.waiting
         elif isinstance(value, bytes):
             room.metadata = value
         room.tell()
@@ -230,6 +234,10 @@ class SourceSide:
             leg = legs.get(peer.key)
             if leg is not None and leg.peer is peer:
                 self._abandon(leg, error)
+
+    def drained(self, agent_name: str) -> bool:
+        """Nothing can land at that agent any more."""
+        return agent_name not in self._lost_agents and not self._core.mover.flies_to(agent_name)
 
     # --- legs -------------------------------------------------------------------------------
 
@@ -346,6 +354,10 @@ class SourceSide:
             self._conclude(room)
             return
         error = job.error
+        if job.lost:
+            self._lost_agents.add(leg.peer.card.agent_name)
+        if isinstance(error, AgentFailure):
+            self._wiring.reload(leg.peer)
         error.room, error.peer = room.sender.room, leg.peer.label
         first = leg.error is None
         leg.error = leg.error or error
@@ -451,6 +463,10 @@ class SourceSide:
                         room=room.sender.room,
                     ),
                 )
+            limit = room.deadline + self._core.timeouts.transfer
+            if room.error is None and room.metadata is None and now > limit:
+                late = DeadlineExceeded("prefill handed over nothing more", room=room.sender.room)
+                self._fail_room(room, late)
         for legs in list(self._pending.values()):
             for leg in list(legs.values()):
                 if now > leg.deadline:

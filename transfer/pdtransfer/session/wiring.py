@@ -25,9 +25,16 @@ from pdtransfer.agent.port import AgentFailure
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.verdict import Verdict, VerdictState
-from pdtransfer.errors import ChecksumMismatch, LayoutMismatch, PeerReplaced, PeerUnreachable, TransferError
+from pdtransfer.errors import (
+    ChecksumMismatch,
+    LayoutMismatch,
+    PeerNotRostered,
+    PeerReplaced,
+    PeerUnreachable,
+    TransferError,
+)
 from pdtransfer.peers import Peer, PeerKey, first_verdict, refusal, roster_change
-from pdtransfer.session.channel import Channel, client_context, server_context
+from pdtransfer.session.channel import Channel, client_context, renew, server_context
 from pdtransfer.session.core import Core
 from pdtransfer.session.frames import MAX_HELLO, Frame, FrameError, Hello, Refused, Welcome
 from pdtransfer.session.probe import Prober
@@ -36,8 +43,13 @@ logger = logging.getLogger(__name__)
 
 BACKOFF = (0.05, 2.0)
 """Seconds between dials: first and longest."""
+REPROBE = 1.0
+"""Seconds before a connected peer that failed its probe is probed again."""
 DEATH_PROGRESS = 0.2
 """Seconds of progress before a dead peer's bytes count as landed."""
+
+
+_REFUSALS: dict[str, type[TransferError]] = {c.reason: c for c in (PeerReplaced, PeerNotRostered, LayoutMismatch)}
 
 
 class Hooks(Protocol):
@@ -45,8 +57,9 @@ class Hooks(Protocol):
 
     def on_connected(self, peer: Peer) -> None: ...
     def on_peer_gone(self, peer: Peer, error: TransferError) -> None: ...
-    def on_dead(self, peer: Peer) -> None: ...
+    def on_drained(self, peer: Peer) -> None: ...
     def owes(self, peer: Peer) -> bool: ...
+    def drained(self, agent_name: str) -> bool: ...
     def on_frame(self, peer: Peer, frame: Frame) -> None: ...
 
 
@@ -65,15 +78,17 @@ class Wiring:
         self.prober = Prober(core, lambda: self.card)
         self.verdicts: tuple[Verdict, ...] = ()
         core.ticks.append(self._tick)
+        core.on_stop.append(self.close)
 
     async def listen(self) -> int:
         """Open the control listener; returns its port."""
         config = self._core.config
         if config.tls_dir is None:
             logger.warning("%s: the control channel is PLAIN TEXT (no tls_dir): tests only", self._core.name)
-        self._server = await asyncio.start_server(
-            self._accept, config.listen_host, config.control_port, ssl=server_context(config.tls_dir)
-        )
+        self._tls = server_context(config.tls_dir)
+        self._server = await asyncio.start_server(self._accept, config.listen_host, config.control_port, ssl=self._tls)
+        if self._tls is not None:
+            self._core.spawn(renew(self._tls, str(config.tls_dir)), "tls-renew")
         return int(self._server.sockets[0].getsockname()[1])
 
     def current(self, key: PeerKey, card: RankCard) -> Peer | None:
@@ -102,18 +117,41 @@ class Wiring:
     def _add(self, card: RankCard) -> None:
         peer = Peer(card, first_verdict(self.card, card))
         self._peers[peer.key] = peer
-        why = refusal(self.card, card)
-        if why is None:
-            try:
-                self._core.agent.add_peer(base64.b64decode(card.nixl_metadata, validate=True))
-                peer.loaded = True
-                self._core.agent.connect(card.agent_name)
-            except (AgentFailure, binascii.Error) as error:
-                why = "AgentError", str(error)
+        why = refusal(self.card, card) or self._load(peer)
         if why is not None:
             self._judge(peer, VerdictState.REFUSED, *why)
         elif self.card.role is Role.DECODE:
             peer.tasks.append(self._core.spawn(self._dial(peer), f"dial-{peer.label}"))
+
+    def _load(self, peer: Peer) -> tuple[str, str] | None:
+        """Hand the card to the agent; None when it took it."""
+        agent, card = self._core.agent, peer.card
+        try:
+            name = agent.add_peer(base64.b64decode(card.nixl_metadata, validate=True))
+        except (AgentFailure, binascii.Error) as error:
+            return "AgentError", str(error)
+        if name != card.agent_name:
+            agent.remove_peer(name)
+            return "AgentError", f"the metadata is agent {name}'s, the card says {card.agent_name}"
+        peer.loaded = True
+        with contextlib.suppress(AgentFailure):  # the probe will say what is wrong
+            agent.connect(name)
+        return None
+
+    def reload(self, peer: Peer) -> None:
+        """NIXL's connection to the peer broke: only remove and add mend it (nixl-facts 2)."""
+        peer.reload = True
+
+    def _reload_now(self, peer: Peer) -> None:
+        peer.reload = peer.loaded = False
+        self._core.count("peer_reloads")
+        with contextlib.suppress(AgentFailure):
+            self._core.agent.remove_peer(peer.card.agent_name)
+        why = self._load(peer)
+        if why is not None:
+            self._judge(peer, VerdictState.REFUSED, *why)
+        elif peer.channel is not None:
+            self._start_probe(peer)
 
     def _retire(self, peer: Peer, replaced: bool) -> None:
         peer.retired = True
@@ -136,8 +174,14 @@ class Wiring:
         while not peer.dead and (not peer.retired or self.hooks.owes(peer)):
             try:
                 channel = await asyncio.wait_for(self._greet(peer), self._core.timeouts.connect)
+            except PeerNotRostered as error:
+                # Rosters reach the two sides one after the other: for a while that is no finding.
+                young = time.monotonic() - peer.known_at < self._core.timeouts.probe
+                state = VerdictState.PROBING if young else VerdictState.UNREACHABLE
+                self._judge(peer, state, error.reason, error.message)
             except TransferError as error:
-                state = VerdictState.REFUSED if isinstance(error, PeerReplaced) else VerdictState.UNREACHABLE
+                bad = isinstance(error, PeerReplaced | LayoutMismatch)
+                state = VerdictState.REFUSED if bad else VerdictState.UNREACHABLE
                 self._judge(peer, state, error.reason, error.message)
             except (OSError, TimeoutError, ssl.SSLError, FrameError) as error:
                 if isinstance(error, ConnectionRefusedError):
@@ -178,10 +222,12 @@ class Wiring:
             )
             answer = await channel.receive(MAX_HELLO)
             if isinstance(answer, Refused):
-                kind = PeerReplaced if answer.reason == PeerReplaced.reason else PeerUnreachable
-                if kind is PeerReplaced:
+                if answer.reason == PeerReplaced.reason:
                     peer.refused_since = True
-                raise kind(f"{answer.reason}: {answer.message}", peer=peer.label)
+                if answer.drained:
+                    self.hooks.on_drained(peer)
+                kind = _REFUSALS.get(answer.reason, PeerUnreachable)
+                raise kind(answer.message or answer.reason, peer=peer.label)
             if not isinstance(answer, Welcome):
                 raise PeerUnreachable("the connection ended in the handshake", peer=peer.label)
             if (answer.pod_uid, answer.incarnation, answer.rank, answer.agent_name) != (
@@ -237,10 +283,18 @@ class Wiring:
             )
         peer = self._peers.get((hello.pod_uid, hello.rank))
         if peer is None:
-            return Refused(reason="PeerNotRostered", message="the roster does not name this rank")
+            return Refused(
+                reason=PeerNotRostered.reason,
+                message="the peer's roster does not name this rank",
+                drained=self.hooks.drained(hello.agent_name),
+            )
         held = peer.card
         if (hello.incarnation, hello.agent_name) != (held.incarnation, held.agent_name):
-            return Refused(reason="PeerNotRostered", message=f"the roster names incarnation {held.incarnation}")
+            return Refused(
+                reason=PeerNotRostered.reason,
+                message=f"the peer's roster names incarnation {held.incarnation}",
+                drained=hello.agent_name != held.agent_name and self.hooks.drained(hello.agent_name),
+            )
         if hello.layout_hash != held.layout_hash or not peer.loaded:
             return Refused(reason=LayoutMismatch.reason, message=peer.verdict.message or "other layout")
         return peer
@@ -260,7 +314,12 @@ class Wiring:
                 if not channel.answer_ping(frame):
                     self.hooks.on_frame(peer, frame)
         except FrameError as error:
+            self._core.count("frame_errors")
             logger.warning("%s: %s sent no frame: %s", self._core.name, peer.label, error)
+        except Exception:
+            # One peer's frame must not end the transfers with all others.
+            self._core.count("frame_errors")
+            logger.exception("%s: a frame of %s could not be handled", self._core.name, peer.label)
         finally:
             keep.cancel()
             if peer.channel is channel:
@@ -273,8 +332,11 @@ class Wiring:
             channel.close()
 
     def _start_probe(self, peer: Peer) -> None:
+        if peer.probing or not peer.loaded:
+            return
+        peer.probing, peer.probed_at = True, time.monotonic()
         if peer.verdict.state is not VerdictState.WIRED:
-            self._judge(peer, VerdictState.PROBING, "Probing", "")
+            self._judge(peer, VerdictState.PROBING, "Probing", peer.verdict.message)
         peer.tasks = [t for t in peer.tasks if not t.done()]
         peer.tasks.append(self._core.spawn(self._probe(peer), f"probe-{peer.label}"))
 
@@ -283,12 +345,16 @@ class Wiring:
         try:
             result = await self.prober.probe(peer)
         except TransferError as error:
+            if isinstance(error, AgentFailure):
+                self.reload(peer)
             if peer.channel is channel and not peer.retired:
                 bad = isinstance(error, ChecksumMismatch | LayoutMismatch)
                 state = VerdictState.REFUSED if bad else VerdictState.UNREACHABLE
                 self._judge(peer, state, error.reason, error.message)
                 self._core.count("probes_failed")
             return
+        finally:
+            peer.probing = False
         if peer.channel is not channel or peer.retired:
             return
         transport, evidence = self._transport()
@@ -343,7 +409,7 @@ class Wiring:
         self._core.hot(1)
         await asyncio.sleep(DEATH_PROGRESS)
         self._core.hot(-1)
-        self.hooks.on_dead(peer)
+        self.hooks.on_drained(peer)
 
     def _tick(self, now: float) -> None:
         for peer in list(self._retired):
@@ -359,13 +425,22 @@ class Wiring:
                 with contextlib.suppress(AgentFailure):
                     self._core.agent.remove_peer(peer.card.agent_name)
         for peer in self._peers.values():
+            if peer.reload and not self._core.mover.flies_to(peer.card.agent_name):
+                if now - peer.probed_at > REPROBE:
+                    self._reload_now(peer)
+            elif (
+                peer.channel is not None
+                and peer.verdict.state is VerdictState.UNREACHABLE
+                and now - peer.probed_at > REPROBE
+            ):
+                self._start_probe(peer)
             if peer.channel is None and peer.loaded and now - peer.since > self._core.timeouts.connect:
                 peer.since = now
                 if self.card.role is Role.PREFILL:
                     self._judge(peer, VerdictState.UNREACHABLE, PeerUnreachable.reason, "decode does not connect")
                 self.hooks.on_peer_gone(peer, PeerUnreachable("the control connection is gone", peer=peer.label))
 
-    async def close(self) -> None:
-        """Stop listening."""
+    def close(self) -> None:
+        """Stop listening: from now on the control port refuses."""
         if self._server is not None:
             self._server.close()

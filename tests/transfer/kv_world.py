@@ -1,0 +1,191 @@
+"""Small KV pools with known bytes, and endpoints over the shipped fake agent, for these tests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pdtransfer.agent.fake import FakeAgent, FakeHub
+from pdtransfer.contract.base import EngineType, Role
+from pdtransfer.contract.card import EngineFacts, RankCard
+from pdtransfer.contract.fingerprint import ModelIdentity
+from pdtransfer.contract.layout import HeadSlice, RankCoordinates, RankLayout
+from pdtransfer.session.api import EndpointConfig, PoolRegion, Timeouts
+from pdtransfer.session.endpoint import RankEndpoint
+
+PAGES = 32
+LAYERS = 2
+HEADS = 4
+TOKENS = 4
+DIMS = {"K": 8, "V": 16}
+BOOTSTRAP = "127.0.0.1:8998"
+QUICK = Timeouts(waiting=3.0, transfer=3.0, settle=0.3, connect=1.0, probe=5.0)
+
+
+@dataclass
+class Always:
+    """A ready event that is set."""
+
+    def wait(self, timeout: float) -> bool:
+        return True
+
+
+READY = Always()
+
+
+def golden(room: int, page: int, layer: int, kind: str) -> np.ndarray:
+    """Bytes of one prompt page over all heads: (tokens, heads, dim) uint16, from a seeded generator."""
+    rng = np.random.default_rng([room, page, layer, ord(kind)])
+    return rng.integers(1, 65535, (TOKENS, HEADS, DIMS[kind]), dtype=np.uint16)
+
+
+@dataclass
+class Pool:
+    """One rank's pool as numpy arrays, (pages, tokens, heads of the rank, dim)."""
+
+    tp: int
+    tp_size: int
+    memory: str = "DRAM"
+    arrays: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for layer in range(LAYERS):
+            for kind, dim in DIMS.items():
+                shape = (PAGES, TOKENS, self.heads, dim)
+                self.arrays[layer, kind] = np.zeros(shape, dtype=np.uint16)
+
+    @property
+    def heads(self) -> int:
+        return HEADS // self.tp_size
+
+    @property
+    def regions(self) -> list[PoolRegion]:
+        return [
+            PoolRegion(layer, kind, int(a.ctypes.data), a[0].nbytes, PAGES, self.memory)
+            for (layer, kind), a in self.arrays.items()
+        ]
+
+    def fill(self, room: int, pages: Sequence[int]) -> None:
+        for (layer, kind), array in self.arrays.items():
+            for i, page in enumerate(pages):
+                array[page] = golden(room, i, layer, kind)[:, self.tp * self.heads : (self.tp + 1) * self.heads]
+
+    def holds(self, room: int, pages: Sequence[int], first_page: int = 0) -> bool:
+        return all(
+            np.array_equal(
+                array[page],
+                golden(room, first_page + i, layer, kind)[:, self.tp * self.heads : (self.tp + 1) * self.heads],
+            )
+            for (layer, kind), array in self.arrays.items()
+            for i, page in enumerate(pages)
+        )
+
+    def untouched(self, pages: Sequence[int]) -> bool:
+        """Every other page is still zero."""
+        others = sorted(set(range(PAGES)) - set(pages))
+        return all(not array[others].any() for array in self.arrays.values())
+
+
+def template(role: Role, pool: Pool, incarnation: str, *, pod: str = "", emulated: bool = False) -> RankCard:
+    layout = RankLayout(
+        page_tokens=TOKENS,
+        kv_dtype="bfloat16",
+        heads=HeadSlice(first=pool.tp * pool.heads, count=pool.heads, total=HEADS),
+        coordinates=RankCoordinates(tp=pool.tp, tp_size=pool.tp_size),
+        emulated_vram=emulated,
+    )
+    return RankCard(
+        cluster_uid="cluster-1",
+        pod_uid=pod or f"{role.value}-pod",
+        role=role,
+        incarnation=incarnation,
+        model=ModelIdentity(
+            name="tiny", dtype="bfloat16", layers=LAYERS, total_kv_heads=HEADS, head_dim=8, v_head_dim=16
+        ),
+        layout=layout,
+        engine=EngineFacts(type=EngineType.REFERENCE, version="1"),
+        agent_name="",
+        bootstrap=BOOTSTRAP if role is Role.PREFILL else "",
+    )
+
+
+@dataclass
+class Rank:
+    """One endpoint with its pool and its fake agent."""
+
+    endpoint: RankEndpoint
+    pool: Pool
+    agent: FakeAgent
+
+
+class World:
+    """Ranks of one process over one hub; closes what it made."""
+
+    def __init__(self) -> None:
+        self.hub = FakeHub()
+        self.ranks: list[Rank] = []
+
+    def rank(
+        self,
+        role: Role,
+        tp: int = 0,
+        tp_size: int = 1,
+        *,
+        incarnation: str = "",
+        timeouts: Timeouts = QUICK,
+        card: Callable[[RankCard], RankCard] = lambda c: c,
+        memory: str = "DRAM",
+        tls_dir: str | None = None,
+        server_name: str | None = None,
+    ) -> Rank:
+        pool = Pool(tp, tp_size, memory)
+        config = EndpointConfig(listen_host="127.0.0.1", timeouts=timeouts, tls_dir=tls_dir)
+        if server_name is not None:
+            config = replace(config, server_name=server_name)
+        made: list[FakeAgent] = []
+
+        def agent(name: str, _: EndpointConfig) -> FakeAgent:
+            made.append(self.hub.agent(name))
+            return made[0]
+
+        filled = card(template(role, pool, incarnation or f"{role.value}-1"))
+        rank = Rank(RankEndpoint(filled, pool.regions, config, agent), pool, made[0])
+        self.ranks.append(rank)
+        return rank
+
+    def pair(self, prefill_tp: int = 1, decode_tp: int = 1, **options: object) -> tuple[list[Rank], list[Rank]]:
+        """Wired ranks of both roles."""
+        prefill = [self.rank(Role.PREFILL, t, prefill_tp, **options) for t in range(prefill_tp)]  # type: ignore[arg-type]
+        decode = [self.rank(Role.DECODE, t, decode_tp, **options) for t in range(decode_tp)]  # type: ignore[arg-type]
+        self.wire(prefill, decode)
+        return prefill, decode
+
+    def wire(self, prefill: Sequence[Rank], decode: Sequence[Rank]) -> None:
+        from pdtransfer.contract.pairing import peers_of
+
+        for mine, others in ((prefill, decode), (decode, prefill)):
+            for rank in mine:
+                rank.endpoint.apply_peers(peers_of(rank.endpoint.card, [o.endpoint.card for o in others]))
+        for rank in (*prefill, *decode):
+            assert rank.endpoint.wait_wired(10), rank.endpoint.verdicts
+
+    def close(self) -> None:
+        threads = [threading.Thread(target=r.endpoint.close) for r in self.ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+
+
+def until(condition: Callable[[], object], timeout: float = 5.0) -> bool:
+    """True as soon as `condition` holds, False after `timeout` seconds."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.005)
+    return bool(condition())
