@@ -180,11 +180,11 @@ def test_metadata_of_another_prompt_is_an_error_and_never_a_token(data: bytes, r
 
 
 def test_a_transfer_that_never_ends_is_given_up_at_its_deadline() -> None:
-    scheduler = make("decode", transfer_timeout=30.0)
+    scheduler = make("decode", waiting_timeout=10.0, kv_timeout=20.0)
     scheduler.add(ask("a"), 0)
     turn(scheduler, now=1.0)
-    assert scheduler.next_deadline() == 31.0
-    assert [type(c) for c in turn(scheduler, now=31.0)] == [AbortTransfer]
+    assert scheduler.next_deadline() == 61.0
+    assert [type(c) for c in turn(scheduler, now=61.0)] == [AbortTransfer]
     assert scheduler.outputs[-1].error.reason == "DeadlineExceeded"  # type: ignore[union-attr]
     assert scheduler.allocator.available == 13  # no rank has said that nothing writes any more
     scheduler.transfer_update(update("a", 0, F, True, reason="Aborted"))

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, wait
 
 from pdtransfer.engines.reference.messages import (
     Drain,
+    RankDraining,
     RankFacts,
     RankFailed,
     RankReady,
@@ -46,6 +47,7 @@ class Engine:
         self._scheduler = Scheduler(options, min(f.pages for f in self.facts))
         self.draining = False
         self._stopping = False
+        self._ranks_drain = False
         self.failed = ""
 
     def start(self) -> None:
@@ -86,9 +88,9 @@ class Engine:
         self._post(lambda: self._scheduler.cancel(rid, RequestError("Aborted", reason, 499)))
 
     def drain(self) -> None:
-        """Refuse new requests (the HTTP side) and new transfers (the ranks)."""
+        """Refuse new requests at once; new transfers once no request that was taken still needs one."""
         self.draining = True
-        self._post(lambda: self._ranks.send(Drain()))
+        self._wake.set()
 
     def stop(self) -> None:
         """End the loop, before the ranks are told to end."""
@@ -133,6 +135,9 @@ class Engine:
             self._ranks.send(self._scheduler.commands.popleft())
         while self._scheduler.outputs:
             self._deliver(self._scheduler.outputs.popleft())
+        if self.draining and not self._ranks_drain and not self._scheduler.queued:
+            self._ranks_drain = True
+            self._ranks.send(Drain())
 
     def _read(self, connection: Connection[object, object]) -> None:
         try:
@@ -145,6 +150,10 @@ class Engine:
                 self._scheduler.step_done(message.number, message.sampled, time.monotonic())
             case TransferUpdate():
                 self._scheduler.transfer_update(message)
+            case RankDraining():
+                if not self.draining:
+                    log.info("the sidecar told rank %d to drain: taking no new requests", message.rank)
+                self.draining = True
             case RankFailed():
                 self._on_crash(f"rank {message.rank} failed:\n{message.text}")
 

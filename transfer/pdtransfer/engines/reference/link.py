@@ -11,16 +11,18 @@ from pdtransfer.contract.base import Backend, EngineType, MemoryKind, Role
 from pdtransfer.contract.card import EngineFacts, RankCard
 from pdtransfer.contract.fingerprint import ModelIdentity
 from pdtransfer.contract.layout import RankLayout
+from pdtransfer.engines.reference.checkpoint import content_digest
 from pdtransfer.engines.reference.facts import engine_version
 from pdtransfer.engines.reference.kv_pool import PagedKVPool
 from pdtransfer.engines.reference.model_config import LlamaConfig
 from pdtransfer.engines.reference.options import Options
 from pdtransfer.engines.reference.static_peers import StaticPeers
-from pdtransfer.session.api import EndpointConfig, PoolRegion
+from pdtransfer.session.api import EndpointConfig, PoolRegion, Timeouts
 from pdtransfer.session.endpoint import RankEndpoint
 from pdtransfer.sidecar.rank_link import RankLink
 
 log = logging.getLogger(__name__)
+BACKENDS = {"pdcluster": Backend.PDCLUSTER, "nixl": Backend.NIXL, "mooncake": Backend.MOONCAKE}
 
 
 class PeerSource(Protocol):
@@ -33,10 +35,19 @@ class PeerSource(Protocol):
         """End, and take the rank's card away."""
 
 
+class DrainableEndpoint(RankEndpoint):
+    """An endpoint that shows whether it was told to drain (by the sidecar, past the leader)."""
+
+    @property
+    def draining(self) -> bool:
+        """True once it takes no new transfers. Final."""
+        return self._draining
+
+
 class Link:
     """An endpoint and where its peers come from."""
 
-    def __init__(self, endpoint: RankEndpoint, source: PeerSource | None) -> None:
+    def __init__(self, endpoint: DrainableEndpoint, source: PeerSource | None) -> None:
         self.endpoint = endpoint
         self._source = source
 
@@ -55,7 +66,7 @@ def connect(
     on_change: Callable[[], None],
 ) -> Link:
     """The link of rank `number`, started: pool registered, card shown, peers followed."""
-    endpoint = RankEndpoint(
+    endpoint = DrainableEndpoint(
         card_template(options, config, pool.layout(number, options.tp_size), dtype),
         [
             PoolRegion(
@@ -73,6 +84,7 @@ def connect(
             advertise_host=options.advertise_host,
             tls_dir=str(options.tls_dir) if options.tls_dir else None,
             net_devices=options.net_devices,
+            timeouts=Timeouts(waiting=options.waiting_timeout, transfer=options.kv_timeout),
         ),
     )
     endpoint.on_change(on_change)
@@ -97,7 +109,7 @@ def listen_host(advertised: str) -> str:
 
 def card_template(options: Options, config: LlamaConfig, layout: RankLayout, dtype: str) -> RankCard:
     """The rank's card without what only the endpoint knows (agent, metadata, control address)."""
-    backend = Backend.NIXL if options.backend == "nixl" else Backend.PDCLUSTER
+    backend = BACKENDS[options.backend]
     prefill = options.mode == "prefill"
     host = f"[{options.advertise_host}]" if ":" in options.advertise_host else options.advertise_host
     return RankCard(
@@ -109,7 +121,7 @@ def card_template(options: Options, config: LlamaConfig, layout: RankLayout, dty
         incarnation=options.incarnation,
         model=ModelIdentity(
             name=options.served_model_name,
-            revision=options.model_revision,
+            revision=options.model_revision or content_digest(options.model_path),
             dtype=dtype,
             layers=config.layers,
             total_kv_heads=config.kv_heads,

@@ -174,4 +174,11 @@ class TransferUpdate:
     metadata: bytes | None = field(default=None, repr=False)
 
 
-RankMessage = RankReady | RankFailed | StepDone | TransferUpdate
+@dataclass(frozen=True)
+class RankDraining:
+    """The rank's endpoint was told to drain by its sidecar."""
+
+    rank: int
+
+
+RankMessage = RankReady | RankFailed | StepDone | TransferUpdate | RankDraining

@@ -12,7 +12,8 @@ from pathlib import Path
 from pdtransfer.engines.reference.problems import SetupError
 
 MODES = ("null", "prefill", "decode")
-BACKENDS = ("pdcluster", "nixl")
+BACKENDS = ("pdcluster", "nixl", "mooncake")
+TRANSFER_SLACK_S = 30.0
 KV_MEMORY = ("dram", "vram-emulated", "mixed")
 
 
@@ -47,10 +48,16 @@ class Options:
     pod_name: str = ""
     pod_revision: str = ""
     net_devices: str | None = None
+    waiting_timeout: float = 30.0
+    kv_timeout: float = 60.0
     queue_timeout: float = 60.0
-    transfer_timeout: float = 120.0
     drain_timeout: float = 20.0
     load_timeout: float = 600.0
+
+    @property
+    def transfer_timeout(self) -> float:
+        """The leader's own bound on a transfer: above all deadlines of the endpoints, which come first."""
+        return self.waiting_timeout + self.kv_timeout + TRANSFER_SLACK_S
 
     @property
     def disaggregated(self) -> bool:
@@ -109,8 +116,9 @@ def _options(args: argparse.Namespace) -> Options:
         pod_name=args.pod_name,
         pod_revision=args.pod_revision,
         net_devices=args.net_devices,
+        waiting_timeout=args.kv_waiting_timeout,
+        kv_timeout=args.kv_transfer_timeout,
         queue_timeout=args.queue_timeout,
-        transfer_timeout=args.transfer_timeout,
         drain_timeout=args.drain_timeout,
         load_timeout=args.load_timeout,
     )
@@ -140,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         "--disaggregation-transfer-backend",
         choices=BACKENDS,
         default="pdcluster",
-        help="nixl: hold to the limits of SGLang's NIXL backend (emulated, and labelled so)",
+        help="nixl, mooncake: hold to the limits of SGLang's own backends (emulated, and labelled so)",
     )
     add("--disaggregation-bootstrap-port", type=int, default=8998)
     add("--kv-memory-kind", choices=KV_MEMORY, default="dram")
@@ -157,7 +165,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--pod-revision", default=env("PDCLUSTER_REVISION", ""))
     add("--net-devices", default=env("UCX_NET_DEVICES"), help="network devices for NIXL's UCX")
     add("--queue-timeout", type=float, default=60.0, help="seconds a request may wait for pages")
-    add("--transfer-timeout", type=float, default=120.0, help="upper bound on one KV transfer, seconds")
+    add("--kv-waiting-timeout", type=float, default=30.0, help="seconds one side waits for the other")
+    add("--kv-transfer-timeout", type=float, default=60.0, help="seconds from a request's first byte to its last")
     add("--drain-timeout", type=float, default=20.0, help="seconds that SIGTERM leaves to running requests")
     add("--load-timeout", type=float, default=600.0, help="seconds the ranks may take to load")
     return parser

@@ -22,6 +22,7 @@ from pdtransfer.engines.reference.messages import (
     Configure,
     Drain,
     LeaderMessage,
+    RankDraining,
     RankFailed,
     RankReady,
     Receive,
@@ -81,6 +82,7 @@ def _run(connection: Connection[object, object], configure: Configure) -> int:
 
     rank = build_rank(configure, started)
     connection.send(RankReady(configure.rank, rank.facts))
+    drain_told = False
     try:
         while True:
             timeout = ACTIVE_POLL_S if rank.transfers.active else IDLE_POLL_S
@@ -103,6 +105,9 @@ def _run(connection: Connection[object, object], configure: Configure) -> int:
                 _report(connection, rank.transfers.poll())
             _report(connection, rank.transfers.poll())
             rank.check()
+            if rank.told_to_drain and not drain_told:
+                drain_told = True
+                connection.send(RankDraining(configure.rank))
     finally:
         rank.close()
 

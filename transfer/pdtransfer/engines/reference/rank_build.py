@@ -60,6 +60,11 @@ class Rank:
         if self.link is not None and self.link.endpoint.failed is not None:
             raise RuntimeError(f"the transfer endpoint failed: {self.link.endpoint.failed}")
 
+    @property
+    def told_to_drain(self) -> bool:
+        """The endpoint takes no new transfers."""
+        return self.link is not None and self.link.endpoint.draining
+
     def drain(self) -> None:
         """Take no new transfers."""
         if self.link is not None:

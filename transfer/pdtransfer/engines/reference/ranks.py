@@ -24,7 +24,7 @@ class RankGroup:
     """The engine's ranks. `send` tells all of them the same thing in the same order."""
 
     def __init__(self, options: Options) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="pdref-")
+        self._folder = tempfile.TemporaryDirectory(prefix="pdref-", dir=_scratch())
         self._processes: list[subprocess.Popen[bytes]] = []
         self.connections: list[Connection[object, object]] = []
         self._stopping = threading.Event()
@@ -76,3 +76,8 @@ class RankGroup:
             if process.poll() is None:
                 process.kill()
         self._folder.cleanup()
+
+
+def _scratch() -> str | None:
+    """Shared memory where there is some: a container's root may be read-only. None: the usual place."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
