@@ -61,7 +61,9 @@ def up() -> Target:
 
 def load_images() -> None:
     """Put the project's images on every embedded node; this checkout and its environment are mounted in."""
-    cluster_command("images", "--venv", str(ROOT / ".venv"), "--source", str(ROOT), timeout=300)
+    cluster_command(
+        "images", "--venv", str(ROOT / ".venv"), "--source", str(ROOT), "--mount", str(layer()), timeout=300
+    )
 
 
 def layer() -> Path:
