@@ -222,12 +222,19 @@ def build_status(pic: Picture, aspects: list[Aspect], proof: Verification) -> di
         effective=_effective(pic),
         islands=_islands(pic),
         router=_router(pic),
-        certificates=CertificateStatus(not_after=timestamp(pic.observed.certificate_not_after))
-        if pic.observed.certificate_not_after
-        else None,
+        certificates=_certificates(pic),
         backoff=_write_backoff(pic.plan.backoff),
     )
     return status.to_dict()
+
+
+def _certificates(pic: Picture) -> CertificateStatus | None:
+    """As written when the certificate was issued (its fingerprint is known to the issuer only)."""
+    try:
+        return CertificateStatus.model_validate(pic.observed.cluster.status.get("certificates"))
+    except ValueError:
+        end = pic.observed.certificate_not_after
+        return CertificateStatus(not_after=timestamp(end)) if end else None
 
 
 def _old_key(status: dict[str, Any]) -> list[tuple[int, int]]:

@@ -1,0 +1,149 @@
+"""`pdcluster preflight`: exit codes, the JSON shape, and cases that people really ran into."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from domain_world import quickstart
+
+from pdoperator.api.spec import PDClusterSpec
+from pdoperator.cli import main
+from pdoperator.domain.preflight import preflight
+
+
+def write(path: Path, *raws: dict[str, Any]) -> str:
+    file = path / "m.yaml"
+    file.write_text(
+        "\n---\n".join(
+            yaml.safe_dump(
+                {"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": f"c{i}"}, "spec": raw}
+            )
+            for i, raw in enumerate(raws)
+        )
+    )
+    return str(file)
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, Any]:
+    code = main(["preflight", *argv, "-o", "json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_json_has_exactly_the_promised_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "-f", write(tmp_path, quickstart()))
+    assert code == 0
+    assert set(out) == {"verdict", "findings"}
+    assert out["verdict"] == "Pass"
+    assert all(set(f) == {"rule", "status", "message", "action"} for f in out["findings"])
+
+
+def test_what_does_not_fit_exits_1_and_names_the_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = quickstart(transfer__backend="NIXL", decode__hostKV={"mode": "HostReceive"})
+    code, out = run(capsys, "-f", write(tmp_path, raw))
+    assert code == 1 and out["verdict"] == "Fail"
+    assert "F3" in [f["rule"] for f in out["findings"] if f["status"] == "Fail"]
+
+
+def test_several_documents_fail_when_one_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = quickstart(prefill__tensorParallelSize=3)
+    code, out = run(capsys, "-f", write(tmp_path, quickstart(), bad))
+    assert code == 1 and out["verdict"] == "Fail"
+    assert any(f["message"].startswith("c1: ") for f in out["findings"] if f["status"] == "Fail")
+
+
+@pytest.mark.parametrize("text", [": : :\n  - [", "just text", "kind: Pod\n", ""])
+def test_what_is_no_manifest_exits_2(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+    assert main(["preflight", "-f", str(file)]) == 2
+    assert "can not be read" in capsys.readouterr().err
+
+
+def test_a_missing_file_exits_2() -> None:
+    assert main(["preflight", "-f", "/nonexistent/x.yaml"]) == 2
+
+
+def test_a_typo_is_an_invalid_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "-f", write(tmp_path, quickstart(kvCache={"pageSise": 16})))
+    assert code == 1
+    assert out["findings"][0]["rule"] == "InvalidSpec"
+    assert "pageSise" in out["findings"][0]["message"]
+
+
+def test_geometry_is_read_from_a_local_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4,
+                "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 128, "head_dim": 16,
+                "torch_dtype": "bfloat16",
+            }
+        )
+    )  # fmt: skip
+    raw = quickstart(
+        model={"source": str(model)},
+        engine={"type": "SGLang", "image": "sg:1"},
+        transfer__backend="NIXL",
+        prefill__tensorParallelSize=8,
+        decode__tensorParallelSize=16,
+    )
+    code, out = run(capsys, "-f", write(tmp_path, raw))
+    # 4 KV heads, P = 8 > H and D = 16 > P: the group count rounds to zero (rule A6).
+    assert code == 1
+    assert "A6" in [f["rule"] for f in out["findings"] if f["status"] == "Fail"]
+
+
+@pytest.mark.parametrize(
+    "argument", ["--tp-size=4", "--tp_size", "--tensor-par", "--page-size", "--host", "--kv_cache_dtype=auto"]
+)
+def test_owned_flags_are_refused_in_every_spelling(argument: str) -> None:
+    spec = PDClusterSpec.model_construct()
+    raw = quickstart(engine={"type": "SGLang", "image": "sg:1"})
+    spec = PDClusterSpec.model_validate(raw)
+    spec = spec.model_copy(update={"decode": spec.decode.model_copy(update={"extra_args": (argument, "1")})})
+    failed = [f for f in preflight(spec).findings if f.status == "Fail"]
+    assert [f.rule for f in failed][:1] == ["OwnedFlag"], failed
+
+
+def fails(**changes: Any) -> set[str]:
+    spec = PDClusterSpec.model_validate(quickstart(**changes))
+    return {f.rule for f in preflight(spec).findings if f.status == "Fail"}
+
+
+def test_rdma_without_anything_that_brings_an_hca_is_refused_and_tcp_is_warned_about() -> None:
+    assert "RDMAWithoutDevices" in fails(transfer__fabric={"type": "RDMA"})
+    assert fails() == set()
+    warned = preflight(PDClusterSpec.model_validate(quickstart())).of("Warn")
+    assert [f.rule for f in warned] == ["TCPFabric"]
+
+
+def test_several_nodes_per_replica_are_refused_for_now() -> None:
+    assert "MultiNode" in fails(prefill__nodesPerReplica=2)
+
+
+def test_a_spec_without_a_model_is_refused() -> None:
+    try:
+        assert "ModelMissing" in fails(model={"servedName": "x"})
+    except ValueError:
+        pass  # the schema refuses it earlier
+
+
+def test_nccl_variables_are_warned_about() -> None:
+    spec = PDClusterSpec.model_validate(quickstart(decode__env=[{"name": "NCCL_IB_HCA", "value": "mlx5_0"}]))
+    assert "NCCLDoesNotSteer" in [f.rule for f in preflight(spec).of("Warn")]
+
+
+def test_equal_and_unequal_tp_into_host_memory_fit_with_our_backend() -> None:
+    for tp in (1, 2):
+        assert fails(prefill__tensorParallelSize=tp, decode__hostKV={"mode": "HostReceive"}) == set()
+
+
+def test_version_prints_a_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.strip()[0].isdigit()
