@@ -213,13 +213,17 @@ class SidecarClient:
             sent["Content-Type"] = "application/json"
         try:
             # The deadline starts when the request does: a pod must not be blamed for our queue.
-            async with pool.slots, asyncio.timeout(self._deadline), pool.client.stream(
-                method,
-                origin("https", ip, self._port) + path,
-                headers=sent,
-                content=body,
-                extensions={"sni_hostname": pool.server_name},
-            ) as response:
+            async with (
+                pool.slots,
+                asyncio.timeout(self._deadline),
+                pool.client.stream(
+                    method,
+                    origin("https", ip, self._port) + path,
+                    headers=sent,
+                    content=body,
+                    extensions={"sni_hostname": pool.server_name},
+                ) as response,
+            ):
                 data = await read_limited(response, ANSWER_BYTES)
                 return response.status_code, data, response.headers.get("etag", "")
         except TimeoutError as error:
@@ -231,6 +235,10 @@ class SidecarClient:
             if problem := certificate_problem(error):
                 raise _Failed(Reason.WRONG_CERTIFICATE, problem) from error
             text = f"{method} {path} at {ip}: {type(error).__name__} {error}".rstrip()
+            if isinstance(error, httpx.ReadError):
+                # Under TLS 1.3 a server that refuses a client's certificate ends the connection after
+                # the client's handshake is over, and its alert is often lost with the reset.
+                text += " (cut off after the handshake: the pod may refuse the operator's certificate, or restarts)"
             raise _Failed(Reason.OPERATOR_CANNOT_REACH_PODS, text) from error
 
 
