@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from pdoperator.api.cel import RULES
+from pdoperator.api.validation import manifest_problems
 from pdtransfer.contract import compat
 from pdtransfer.contract.base import Backend, Role
 from pdtransfer.contract.facts import RoleFacts
@@ -84,6 +85,7 @@ def test_the_api_server_refuses_what_these_rules_fail_and_nothing_else(crd_serve
     accepted = {line.rsplit("/", 1)[1] for line in result.stdout.split()}
     expected = {name for name, (sizes, backend) in cases.items() if not _failing(*sizes, backend)}
     assert accepted == expected
+    assert {document["metadata"]["name"] for document in documents if not manifest_problems(document)} == expected
     assert 0 < len(expected) < len(cases)
 
 

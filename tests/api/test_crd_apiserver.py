@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from pdoperator.api.validation import manifest_problems
+
 pytestmark = pytest.mark.apiserver
 
 GOOD: dict[str, Any] = {
@@ -32,6 +34,11 @@ def manifest(**changes: Any) -> dict[str, Any]:
             node = node.setdefault(step, {})
         node[last] = value
     return document
+
+
+def offline(document: dict[str, Any]) -> list[str]:
+    """What `pdcluster preflight` says to the same manifest."""
+    return manifest_problems(document)
 
 
 def apply(server: Any, document: dict[str, Any]) -> Any:
@@ -67,6 +74,7 @@ def test_a_typo_in_a_field_name_is_refused(crd_server: Any, path: str) -> None:
     assert result.returncode != 0
     assert "unknown field" in result.stderr
     assert path.replace("__", ".") in result.stderr
+    assert offline(manifest(**{path: {}})) == [f"spec.{path.replace('__', '.')}: unknown field"]
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -102,10 +110,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prefill__template__labels": {"pdcluster.io/role": "decode"}}, "belong to the operator"),
     ({"prefill__template__volumes": [{"name": "model", "emptyDir": {}}]}, "choose another name"),
     ({"prefill__template__volumeMounts": [{"name": "x", "mountPath": "/mnt/models"}]}, "choose another path"),
-    ({"prefill__env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "Duplicate value"),
-    ({"prefill__replicas": -1}, "greater than or equal to 0"),
-    ({"transfer__verification__minBandwidth": "fast"}, "should match"),
-    ({"engine__type": "VLLM"}, "Unsupported value"),
 ]
 
 
@@ -114,6 +118,27 @@ def test_what_one_object_can_decide_is_refused_at_apply(crd_server: Any, changes
     result = apply(crd_server, manifest(**changes))
     assert result.returncode != 0, "accepted"
     assert says in result.stderr
+    assert any(says in line for line in offline(manifest(**changes))), "said otherwise without an API server"
+
+
+REFUSED_BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
+    ({"prefill__env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "Duplicate value"),
+    ({"prefill__replicas": -1}, "greater than or equal to 0"),
+    ({"prefill__replicas": "2"}, "must be of type integer"),
+    ({"transfer__verification__minBandwidth": "fast"}, "should match"),
+    ({"engine__type": "VLLM"}, "Unsupported value"),
+    ({"model": {"volume": {"emptyDir": {}, "configMap": {}}}}, "must have at most 1 item"),
+    ({"prefill__extraArgs": ["x"] * 129}, "must have at most 128 items"),
+    ({"rollout__maxSurge": 1.5}, "must be of type integer"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), REFUSED_BY_SCHEMA)
+def test_values_outside_the_schema_are_refused(crd_server: Any, changes: dict[str, Any], says: str) -> None:
+    result = apply(crd_server, manifest(**changes))
+    assert result.returncode != 0, "accepted"
+    assert says in result.stderr
+    assert offline(manifest(**changes)), "accepted without an API server"
 
 
 @pytest.mark.parametrize(
@@ -147,6 +172,7 @@ def test_what_one_object_can_decide_is_refused_at_apply(crd_server: Any, changes
 def test_what_users_write_is_accepted(crd_server: Any, changes: dict[str, Any]) -> None:
     result = apply(crd_server, manifest(**changes))
     assert result.returncode == 0, result.stderr
+    assert offline(manifest(**changes)) == []
 
 
 def test_a_name_too_long_for_pod_names_is_refused(crd_server: Any) -> None:
@@ -154,6 +180,8 @@ def test_a_name_too_long_for_pod_names_is_refused(crd_server: Any) -> None:
     document["metadata"]["name"] = "a" * 41
     result = apply(crd_server, document)
     assert result.returncode != 0 and "at most 40 characters" in result.stderr
+    (problem,) = offline(document)
+    assert "at most 40 characters" in problem
 
 
 def test_explain_shows_what_a_field_means(crd_server: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -142,3 +142,26 @@ def test_chunking_switched_off_is_a_value_not_a_flag() -> None:
 def test_fact_flags_that_cannot_be_read_are_named(args: list[str], says: str) -> None:
     (problem,) = parse_fact_flags(args).problems
     assert says in problem
+
+
+@pytest.mark.apiserver
+def test_the_api_servers_regular_expressions_agree(crd_server: Any) -> None:
+    """RE2 over full names, every third abbreviation and allowed flags, all in one object."""
+    spellings = [name.replace("-", "_").replace("__", "--", 1) for name in LONG]
+    spellings += [name[:length] for name in LONG for length in range(4, len(name), 9)]
+    arguments = (spellings[:100] + ALLOWED)[:128]
+    document = {
+        "apiVersion": "pdcluster.io/v1alpha1",
+        "kind": "PDCluster",
+        "metadata": {"name": "flags", "namespace": "default"},
+        "spec": {
+            "model": {"source": "m"},
+            "engine": {"image": "i"},
+            "transfer": {"fabric": {"type": "TCP"}},
+            "decode": {"extraArgs": arguments},
+        },
+    }
+    result = crd_server.kubectl("apply", "--dry-run=server", "-f", "-", stdin=document)
+    refused = {int(index) for index in re.findall(r"spec\.decode\.extraArgs\[(\d+)\]", result.stderr)}
+    assert refused == {index for index, arg in enumerate(arguments) if owned_flag(arg) is not None}
+    assert len(refused) >= 90
