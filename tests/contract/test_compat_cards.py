@@ -152,13 +152,27 @@ def test_a_missing_or_doubled_rank_is_a_gap(engine_cards: Cards) -> None:
 def test_heads_must_be_covered_equally(engine_cards: Cards) -> None:
     p, d = engine_cards(P, 4), engine_cards(D, 4)
     lost = [*d[:3], relaid(d[3], heads=HeadSlice(first=4, count=2, total=8))]
-    assert "KV head" in message(check_cards(p, lost), "L3")
+    # Heads 4 and 5 are there twice and 6 and 7 not at all: 8 held of 8.
+    assert "KV head 4 of 8 is held by 2 ranks" in message(check_cards(p, lost), "L3")
     beyond = [*d[:3], relaid(d[3], heads=HeadSlice(first=7, count=2, total=8))]
-    assert "KV head 8 of 8" in message(check_cards(p, beyond), "L3")
+    assert "KV heads 7..8 of 8" in message(check_cards(p, beyond), "L3")
     mixed = [*d[:3], relaid(d[3], heads=None)]
     assert "whole rows" in message(check_cards(p, mixed), "L3")
     other_total = [*d[:3], relaid(d[3], heads=HeadSlice(first=6, count=2, total=16))]
     assert "8 and of 16" in message(check_cards(p, other_total), "L3")
+
+
+def test_numbers_that_a_card_makes_up_cost_nothing(engine_cards: Cards) -> None:
+    p, d = engine_cards(P)[0], engine_cards(D)[0]
+    huge = 2**40
+    at = d.layout.coordinates.model_copy(update={"tp_size": huge})
+    assert f"rank 1 of {huge} shows no card" in message(check_cards([p], [relaid(d, coordinates=at)]), "L3")
+    heads = HeadSlice(first=0, count=huge, total=huge)
+    assert f"{huge} KV heads in total" in message(check_cards([p], [relaid(d, heads=heads)]), "L3")
+    deep = d.model_copy(update={"model": d.model.model_copy(update={"layers": huge})}).sealed()
+    assert f"layer 4 of {huge}" in message(check_cards([p], [deep]), "L3")
+    outside = d.layout.coordinates.model_copy(update={"tp": 5})
+    assert "rank 5 is outside the engine's 1" in message(check_cards([p], [relaid(d, coordinates=outside)]), "L3")
 
 
 def test_layers_must_be_covered(engine_cards: Cards, pair: Pair) -> None:

@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdtransfer.contract.base import Backend, EngineType, MemoryKind, Role
-from pdtransfer.contract.compat import RULES, Report, Status, check
+from pdtransfer.contract.card import EngineFacts, RankCard
+from pdtransfer.contract.compat import RULES, Report, Status, check, check_cards, check_rank_pair
 from pdtransfer.contract.facts import HostKVMode, RoleFacts
+from pdtransfer.contract.fingerprint import ModelIdentity
 from pdtransfer.contract.geometry import AttentionKind, ModelGeometry
+from pdtransfer.contract.layout import HeadSlice, RankCoordinates, RankLayout, Region, RegionKind
 
 maybe_bool = st.sampled_from([None, True, False])
 small = st.integers(1, 17)
@@ -112,6 +115,78 @@ def test_knowing_more_never_turns_a_fail_into_unknown(prefill: RoleFacts, decode
     for finding in full.findings:
         if before.get(finding.rule) is Status.FAIL:
             assert finding.status is Status.FAIL, finding.rule
+
+
+tiny = st.integers(1, 3)
+layouts = st.builds(
+    RankLayout,
+    page_tokens=tiny,
+    kv_dtype=st.sampled_from(["bfloat16", "auto", "fp8_e4m3", "nvfp4", ""]),
+    heads=st.none() | st.builds(HeadSlice, first=st.integers(0, 3), count=tiny, total=tiny),
+    coordinates=st.builds(
+        RankCoordinates,
+        tp=st.integers(0, 3),
+        tp_size=tiny,
+        pp=st.integers(0, 2),
+        pp_size=tiny,
+        dp=st.integers(0, 1),
+        dp_size=tiny,
+        cp_size=tiny,
+    ),
+    regions=st.lists(
+        st.builds(
+            Region,
+            layer=st.integers(0, 3),
+            kind=st.sampled_from(RegionKind),
+            item_bytes=st.integers(1, 64),
+            items=tiny,
+            memory=st.none() | st.sampled_from(MemoryKind),
+            draft=st.booleans(),
+        ),
+        max_size=5,
+    ).map(tuple),
+)
+any_int = st.none() | st.integers(-2, 4)
+
+
+def cards_of(role: Role) -> st.SearchStrategy[list[RankCard]]:
+    card = st.builds(
+        RankCard,
+        cluster_uid=st.just("c"),
+        pod_uid=st.sampled_from(["a", "b"]),
+        role=st.sampled_from([role, role, role.other]),
+        incarnation=st.just("i"),
+        model=st.builds(
+            ModelIdentity,
+            name=st.just("m"),
+            dtype=st.sampled_from(["bfloat16", "odd"]),
+            layers=st.integers(-1, 4),
+            total_kv_heads=any_int,
+            head_dim=any_int,
+            v_head_dim=any_int,
+        ),
+        layout=layouts,
+        engine=st.builds(
+            EngineFacts, type=st.sampled_from(EngineType), version=st.just(""), backend=st.sampled_from(Backend)
+        ),
+        agent_name=st.just("g"),
+    )
+    return st.lists(card, min_size=1, max_size=3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cards_of(Role.PREFILL), cards_of(Role.DECODE), st.booleans())
+def test_checks_on_cards_are_total_and_deterministic_whatever_a_peer_sends(
+    prefill: list[RankCard], decode: list[RankCard], sealed: bool
+) -> None:
+    if sealed:
+        prefill, decode = [c.sealed() for c in prefill], [c.sealed() for c in decode]
+    report = check_cards(prefill, decode)
+    assert report == check_cards(prefill, decode)
+    pair_report = check_rank_pair(prefill[0], decode[0])
+    assert pair_report == check_rank_pair(prefill[0], decode[0])
+    if not sealed:
+        assert report.verdict is Status.FAIL and pair_report.verdict is Status.FAIL
 
 
 POWERS = st.sampled_from([1, 2, 4, 8, 16])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -245,6 +246,16 @@ def test_rule_per_backend(pair: Pair, rule: str, model: str | None, settings: di
     assert found == expected
 
 
+@pytest.mark.parametrize("model", ["gqa8", "gqa4", "swa8", "mimo", "mla", "dsa", "linear"])
+@pytest.mark.parametrize("backend", list(Backend))
+def test_equal_sides_fit(pair: Pair, model: str, backend: Backend) -> None:
+    """The only model our mover refuses at equal settings is one with recurrent state."""
+    report = check(*pair(model, tensor_parallel=2, backend=backend))
+    refused = ["D1"] if (model, backend) == ("linear", Backend.PDCLUSTER) else []
+    assert [f.rule for f in report.findings if f.status is not Status.PASS] == refused
+    assert report.deferred == ("F7", "F8")
+
+
 def test_every_rule_has_a_row_that_breaks_it_or_is_always_fine() -> None:
     broken = {rule for rule, _, _, expected in TABLE if set(expected) & {"F", "W"}}
     # H1 sets the backends apart, which the table's columns can not.
@@ -312,6 +323,13 @@ def test_what_refuses_to_start_is_settled_once_both_run(pair: Pair) -> None:
     running = pair(decode={"hierarchical_cache": True}, observed=True)
     finding = check(*running).finding("E2")
     assert finding and finding.status is Status.PASS
+
+
+def test_a_rule_of_a_version_range_binds_only_there(facts: Callable[..., RoleFacts]) -> None:
+    rule = replace(RULES[0], since="0.5.20", until="0.6")
+    versions = ["0.5.19", "v0.5.20", "0.5.23.post1", "0.6.0", None, "nightly"]
+    found = [rule.applies(facts(Role.PREFILL, engine_version=v)) for v in versions]
+    assert found == [False, True, True, False, True, True]
 
 
 def test_verdict_is_the_worst_and_a_report_travels_as_json(pair: Pair) -> None:

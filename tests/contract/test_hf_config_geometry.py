@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pdtransfer.contract.geometry import AttentionKind, GeometryError, from_hf_config
 
@@ -120,6 +122,7 @@ def test_multimodal_configs_nest_the_language_model() -> None:
         (LLAMA | {"num_hidden_layers": "32"}, "num_hidden_layers"),
         (LLAMA | {"num_hidden_layers": True}, "num_hidden_layers"),
         (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers"),
+        (LLAMA | {"num_hidden_layers": 10**12}, "num_hidden_layers"),
         (LLAMA | {"num_key_value_heads": 5}, "num_key_value_heads"),
         (LLAMA | {"num_key_value_heads": [8] * 32}, "num_key_value_heads"),
         (LLAMA | {"layer_types": ["full_attention"]}, "layer_types"),
@@ -135,6 +138,35 @@ def test_errors_name_the_field(config: dict[str, Any], field: str) -> None:
     with pytest.raises(GeometryError) as caught:
         from_hf_config(config)
     assert caught.value.field == field
+
+
+NAMES = sorted(
+    {*LLAMA, "layer_types", "kv_lora_rank", "qk_rope_head_dim", "index_head_dim", "head_dim", "v_head_dim"}
+    | {"hybrid_layer_pattern", "hybrid_override_pattern", "full_attention_interval", "sliding_window_pattern"}
+    | {"sliding_window", "num_kv_shared_layers", "global_head_dim", "linear_attn_config", "text_config", "multi_query"}
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 40)
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["", "x", "M*-", "gemma2"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*NAMES, "kda_layers"]), inner, max_size=4)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=10), st.booleans())
+def test_any_config_is_a_geometry_or_a_named_error(changes: dict[str, Any], complete: bool) -> None:
+    try:
+        g = from_hf_config((LLAMA if complete else {}) | changes)
+    except GeometryError as error:
+        assert error.field
+    else:
+        assert g.layers > 0 and set(g.kv_layers) <= set(range(g.layers))
 
 
 def test_a_config_that_is_no_object() -> None:

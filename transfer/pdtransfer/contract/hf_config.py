@@ -15,6 +15,7 @@ LAYER_FIELDS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEAD_FIELDS = ("num_attention_heads", "n_head", "num_heads")
 KV_HEAD_FIELDS = ("num_key_value_heads", "n_head_kv", "num_kv_heads", "multi_query_group_num")
 HIDDEN_FIELDS = ("hidden_size", "n_embd", "d_model")
+MAX_LAYERS = 4096
 SLIDING = frozenset({"sliding_attention", "chunked_attention"})
 FULL = frozenset({"full_attention", "attention", "global_attention"})
 LINEAR = frozenset({"linear_attention", "mamba", "conv", "recurrent"})
@@ -29,6 +30,8 @@ def read_geometry(config: Mapping[str, Any]) -> ModelGeometry:
         raise GeometryError("config", f"a JSON object is needed, not {type(config).__name__}")
     text = _text_config(config)
     layers = _need(text, LAYER_FIELDS)
+    if layers > MAX_LAYERS:
+        raise GeometryError(LAYER_FIELDS[0], f"{layers} layers are more than {MAX_LAYERS}")
     dtype = _dtype(text) or _dtype(config)
     model_type = _string(text, "model_type") or _string(config, "model_type")
     sliding, linear, kvless = _layer_patterns(text, layers, model_type)

@@ -106,9 +106,12 @@ def gap(cards: Sequence[RankCard], geometry: ModelGeometry | None = None) -> str
     if twice is not None:
         return f"{seen[twice]} cards stand under rank {twice} of the {first.role.value} engine"
     wanted = tp_size * pp_size * dp_size * cp_size
-    absent = sorted(set(range(wanted)) - set(seen))
-    if absent:
-        return f"{first.role.value}: rank {absent[0]} of {wanted} shows no card ({len(absent)} missing)"
+    if len(seen) < wanted:
+        absent = next(rank for rank in range(wanted) if rank not in seen)
+        return f"{first.role.value}: rank {absent} of {wanted} shows no card ({wanted - len(seen)} missing)"
+    outside = next((rank for rank in sorted(seen) if rank >= wanted), None)
+    if outside is not None:
+        return f"{first.role.value}: rank {outside} is outside the engine's {wanted}"
     by_stage: dict[tuple[int, int, int], list[RankCard]] = {}
     for card in cards:
         at = card.layout.coordinates
@@ -117,18 +120,24 @@ def gap(cards: Sequence[RankCard], geometry: ModelGeometry | None = None) -> str
         problem = _head_gap([c.layout for c in stage])
         if problem:
             return f"{first.role.value} stage pp {pp} (dp {dp}, cp {cp}): {problem}"
-    none = set(geometry.kvless_layers) if geometry else set()
-    expected = set(range(first.model.layers)) - none
-    for dp in range(dp_size):
-        for tp in range(tp_size):
-            column = [c for c in cards if (c.layout.coordinates.dp, c.layout.coordinates.tp) == (dp, tp)]
-            missing = sorted(expected - {layer for c in column for layer in c.layout.layers})
-            if missing:
-                return (
-                    f"{first.role.value} tp {tp} (dp {dp}): layer {missing[0]} of {first.model.layers} has no "
-                    f"region ({len(missing)} missing)"
-                )
+    return _layer_gap(cards, frozenset(geometry.kvless_layers if geometry else ()))
+
+
+def _layer_gap(cards: Sequence[RankCard], kvless: frozenset[int]) -> str | None:
+    """First layer that the stages of one TP rank do not hold between them."""
+    total = cards[0].model.layers
+    held: dict[tuple[int, int, int], set[int]] = {}
+    for card in cards:
+        at = card.layout.coordinates
+        held.setdefault((at.dp, at.cp, at.tp), set()).update(card.layout.layers)
+    for (dp, _, tp), layers in sorted(held.items()):
+        missing = next((i for i in range(total) if i not in layers and i not in kvless), None)
+        if missing is not None:
+            return f"{cards[0].role.value} tp {tp} (dp {dp}): layer {missing} of {total} has no region"
     return None
+
+
+MAX_HEADS = 1 << 16
 
 
 def _head_gap(layouts: Sequence[RankLayout]) -> str | None:
@@ -142,14 +151,19 @@ def _head_gap(layouts: Sequence[RankLayout]) -> str | None:
     if len(totals) != 1:
         return f"ranks speak of {min(totals)} and of {max(totals)} KV heads in total"
     total = totals.pop()
+    # Bounds first: nothing below may run over a number that a card made up.
+    if total > MAX_HEADS:
+        return f"ranks speak of {total} KV heads in total"
+    last = max(slices, key=lambda s: s.first + s.count)
+    if last.first + last.count > total:
+        return f"a rank holds KV heads {last.first}..{last.first + last.count - 1} of {total}"
+    if total > sum(s.count for s in slices):
+        return f"the ranks hold {sum(s.count for s in slices)} KV heads of {total}"
     held = Counter(h for s in slices for h in range(s.first, s.first + s.count))
-    outside = next((h for h in held if h >= total), None)
-    if outside is not None:
-        return f"a rank holds KV head {outside} of {total}"
-    copies, rest = divmod(sum(held.values()), total)
+    copies = sum(held.values()) / total
     uneven = next((h for h in range(total) if held[h] != copies), None)
-    if rest or uneven is not None:
-        return f"KV head {uneven} of {total} is held by {held[uneven or 0]} ranks, others by another number"
+    if uneven is not None:
+        return f"KV head {uneven} of {total} is held by {held[uneven]} ranks, {copies:g} is even"
     return None
 
 

@@ -53,7 +53,7 @@ def a1(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
             f"{facts.data_parallel} whole copies inside one server, whose ranks carry the same coordinates",
             consequence="Two ranks would stand under one key; requests reach the wrong copy."
             if backend is Backend.PDCLUSTER
-            else "",
+            else "SGLang tells the copies apart by number; a request whose two halves name different copies fails.",
             outcome=None if backend is Backend.PDCLUSTER else Outcome.WARN,
         )
     return None

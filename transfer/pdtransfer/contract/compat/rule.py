@@ -113,12 +113,13 @@ class Rule:
         return self.columns.get(backend, Outcome.FINE)
 
     def applies(self, facts: RoleFacts) -> bool:
-        """Whether the role's engine and version have this rule. An unknown version has it."""
+        """Whether the role's engine and version have this rule. A version that is not known, or
+        has no number, is held to it."""
         if facts.engine not in self.engines:
             return False
-        if facts.engine_version is None or not (self.since or self.until):
+        version = parse_version(facts.engine_version or "")
+        if not version:
             return True
-        version = parse_version(facts.engine_version)
         return (not self.since or version >= parse_version(self.since)) and (
             not self.until or version < parse_version(self.until)
         )
