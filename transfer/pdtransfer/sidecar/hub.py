@@ -97,7 +97,7 @@ class Hub:
             log.warning("rank gone rank=%d incarnation=%s", entry.rank, entry.card.incarnation)
         self.state = st.closed(self.state, conn)
 
-    def put_roster(self, roster: HeldRoster, body: bytes) -> RosterRefusal | None:
+    def put_roster(self, roster: HeldRoster, body: bytes | bytearray) -> RosterRefusal | None:
         """Take a roster and push each rank its part; or why it was not taken. `body` is what it
         was read from."""
         result = st.put_roster(self.state, roster)

@@ -9,9 +9,10 @@ piece by piece (tests/sidecar/test_rosters.py holds the two equal).
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Literal, cast
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from pdtransfer.contract.base import ContractModel, canonical_json
 from pdtransfer.contract.card import RankCard
@@ -23,15 +24,37 @@ class BadRoster(ValueError):
     """The body is no roster that can be taken; the message says where and why."""
 
 
-class _Envelope(ContractModel):
-    """A contract.roster.Roster whose cards are not looked at yet."""
+@dataclass(frozen=True)
+class _Kept:
+    """What is left of a card once it was validated."""
 
-    version: int = 1
+    cluster_uid: str
+    ref: PeerRef
+    order: tuple[str, str, str]
+    text: bytes
+
+
+def _keep(card: RankCard) -> _Kept:
+    if (broken := card.seal_broken) is not None:
+        raise ValueError(f"card of pod {card.pod_name or card.pod_uid} rank {card.rank}: {broken}")
+    return _Kept(
+        card.cluster_uid,
+        PeerRef(card.pod_uid, card.pod_name, card.incarnation, card.rank, card.role),
+        (card.pod_uid, card.incarnation, card.agent_name),
+        canonical_json(card.model_dump(mode="json")),
+    )
+
+
+class _Envelope(ContractModel):
+    """A contract.roster.Roster. Each card is turned into what is kept of it as soon as it is validated,
+    so that never more than one exists as a model."""
+
+    version: Literal[1] = 1
     cluster_uid: str
     pod_uid: str
     incarnation: str
     key: RosterKey
-    peers: dict[int, list[dict[str, Any]]] = Field(default_factory=dict)
+    peers: dict[int, list[Annotated[RankCard, AfterValidator(_keep)]]] = Field(default_factory=dict)
 
 
 def error_text(e: ValidationError, prefix: str = "", limit: int = 5) -> str:
@@ -42,41 +65,24 @@ def error_text(e: ValidationError, prefix: str = "", limit: int = 5) -> str:
     return "; ".join(parts) + more
 
 
-def _card(data: dict[str, Any], where: str, cluster_uid: str) -> RankCard:
-    try:
-        card = RankCard.model_validate(data)
-    except ValidationError as e:
-        raise BadRoster(f"the roster does not parse: {error_text(e, where + '.')}") from e
-    who = f"{where} (pod {card.pod_name or card.pod_uid} rank {card.rank})"
-    if card.cluster_uid != cluster_uid:
-        raise BadRoster(f"{who} is of another PDCluster, {card.cluster_uid}")
-    if (broken := card.seal_broken) is not None:
-        raise BadRoster(f"{who}: {broken}")
-    return card
-
-
-def parse(body: bytes) -> HeldRoster:
+def parse(body: bytes | bytearray) -> HeldRoster:
     """The roster in `body` (JSON of contract.roster.Roster). BadRoster when it can not be taken."""
     try:
         envelope = _Envelope.model_validate_json(body)
     except ValidationError as e:
         raise BadRoster(f"the roster does not parse: {error_text(e)}") from e
-    if envelope.version != 1:
-        raise BadRoster(f"the roster has version {envelope.version}, this sidecar reads 1")
     pairs: list[tuple[int, PeerRef]] = []
     cards: dict[int, list[bytes]] = {}
     for rank, items in sorted(envelope.peers.items()):
-        keyed: list[tuple[tuple[str, str, str], bytes]] = []
-        for i in range(len(items)):
-            data, items[i] = items[i], {}  # let go of each as soon as it is read
-            card = _card(data, f"peers.{rank}.{i}", envelope.cluster_uid)
-            pairs.append((rank, PeerRef(card.pod_uid, card.pod_name, card.incarnation, card.rank, card.role)))
-            order = (card.pod_uid, card.incarnation, card.agent_name)
-            keyed.append((order, canonical_json(card.model_dump(mode="json"))))
-        keyed.sort(key=lambda k: k[0])
-        cards[rank] = [text for _, text in keyed]
+        kept = sorted(cast(list[_Kept], items), key=lambda k: k.order)
+        for k in kept:
+            if k.cluster_uid != envelope.cluster_uid:
+                who = f"peers.{rank} names pod {k.ref.pod_name or k.ref.pod_uid}"
+                raise BadRoster(f"{who}, which is of another PDCluster, {k.cluster_uid}")
+        pairs += [(rank, k.ref) for k in kept]
+        cards[rank] = [k.text for k in kept]
     digest = _hash(envelope, cards)
-    lines = {rank: peers_line(envelope.key, digest, texts) for rank, texts in cards.items()}
+    lines = {rank: peers_line(envelope.key, digest, cards.pop(rank)) for rank in list(cards)}
     return HeldRoster(
         cluster_uid=envelope.cluster_uid,
         pod_uid=envelope.pod_uid,

@@ -41,7 +41,7 @@ class StateFile:
             log.info("kept roster loaded incarnation=%s term=%d counter=%d", state.incarnation, key.term, key.counter)
         return state
 
-    def save_roster(self, body: bytes) -> None:
+    def save_roster(self, body: bytes | bytearray) -> None:
         """Keep the roster that was just taken, as its body."""
         if self._path is not None:
             self._write(self._path, body)
@@ -67,7 +67,7 @@ class StateFile:
             return None
 
     @staticmethod
-    def _write(path: Path, data: bytes) -> None:
+    def _write(path: Path, data: bytes | bytearray) -> None:
         """Write atomically; a failure is logged (what it says is still in force, only not kept)."""
         tmp = path.with_name(path.name + ".new")
         try:
