@@ -9,7 +9,7 @@ from pdoperator.domain.facts import spec_facts
 from pdoperator.domain.revision import role_revisions
 from pdoperator.domain.view import Peer, View, rank_cards
 from pdtransfer.contract import compat
-from pdtransfer.contract.base import Backend, Role
+from pdtransfer.contract.base import Role
 from pdtransfer.contract.facts import RoleFacts
 
 _Key = tuple[str, ...]
@@ -52,11 +52,11 @@ class CardFit:
         """Report of check_cards for these two pods."""
         key = (self._key(prefill), self._key(decode))
         if key not in self._reports:
-            backend = self.spec.transfer.backend if self.spec else Backend.PDCLUSTER
+            # Cards tell who moves the KV; the spec may name another backend already.
             self._reports[key] = compat.check_cards(
                 rank_cards(prefill),
                 rank_cards(decode),
-                backend,
+                rank_cards(prefill)[0].engine.backend,
                 prefill_spec=self._spec_facts(prefill),
                 decode_spec=self._spec_facts(decode),
             )
@@ -72,7 +72,7 @@ class CardFit:
         out = []
         for p in view.side(Role.PREFILL):
             for d in view.side(Role.DECODE):
-                if p.pod.revision != revisions[Role.PREFILL] or d.pod.revision != revisions[Role.DECODE]:
+                if p.pod.revision != revisions.get(Role.PREFILL) or d.pod.revision != revisions.get(Role.DECODE):
                     continue
                 key = (self._key(p), self._key(d))
                 if key not in seen:

@@ -26,7 +26,7 @@ from pdoperator.domain.cardfit import CardFit
 from pdoperator.domain.children import applied_hash, wanted_children
 from pdoperator.domain.condition import Aspect, roll_up
 from pdoperator.domain.events import events
-from pdoperator.domain.gates import Gates, decide_gates
+from pdoperator.domain.gates import decide_gates
 from pdoperator.domain.judge import all_aspects
 from pdoperator.domain.lifecycle import Plan, delete_leaving, plan_pods
 from pdoperator.domain.links import blame, links_of
@@ -40,7 +40,7 @@ from pdoperator.domain.settings import DecideSettings
 from pdoperator.domain.status import build_status, read_backoff, same
 from pdoperator.domain.verification import verify
 from pdoperator.domain.view import View, engine_pods, look
-from pdoperator.domain.wiring import Wiring, wire
+from pdoperator.domain.wiring import wire
 from pdtransfer.contract.base import Backend, Role
 
 __all__ = ["DecideSettings", "decide"]
@@ -71,7 +71,7 @@ def decide(observed: Observed, memory: Memory, settings: DecideSettings) -> Deci
     actions += additions
     actions += pic.plan.deletes
     drained, learned["leaving_since"] = delete_leaving(
-        observed, pic.plan.leaving, _listed_uids(observed), dict(extra.get("leaving_since", {})), settings
+        observed, pic.plan.leaving, _still_routed(observed), dict(extra.get("leaving_since", {})), settings
     )
     actions += drained
     actions += events(pic, aspects, cluster.status, memory.incarnations)
@@ -89,14 +89,15 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
     """The picture, and what to remember of it."""
     extra = memory.extra
     spec = observed.cluster.spec
-    managed = spec.transfer.backend is Backend.PDCLUSTER if spec else _looks_managed(observed)
+    managed = spec.transfer.backend is Backend.PDCLUSTER if spec else True
     revisions = role_revisions(spec) if spec else {}
     wanted = _wanted(observed, spec)
     checked = preflight(spec) if spec else None
     may_launch = checked is not None and checked.verdict != "Fail"
     by_revision = spec is not None and spec.rollout.isolation.value == "Revision"
 
-    view = look(observed, by_revision) if managed else View((), (), ())
+    foreign = _foreign(observed, spec, revisions)
+    view = look(observed, by_revision, foreign)
     fit = CardFit(spec)
     stale = {r.pod.uid: memory.stale_since.get(r.pod.uid, observed.now) for r in view.refusals if r.stale}
     gated: dict[str, str] = dict(extra.get("gated", {}))
@@ -105,7 +106,7 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
         for p in view.peers
         if p.pod.kv_wired == "True" and gated.get(p.uid, p.cards.incarnation) != p.cards.incarnation
     )
-    links = links_of(observed, view, replaced) if managed else {}
+    links = links_of(observed, view, replaced)
     blamed = blame(links, extra.get("blame", {}), observed.now)
 
     recycle = {
@@ -128,17 +129,15 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
         )
     leaving = frozenset(plan.leaving)
 
+    gates = decide_gates(
+        observed, view, links, blamed, extra.get("islands", {}), extra.get("fell", {}), leaving, wanted, settings
+    )
     # Pods of other backends show no cards: those that are ready serve, paired by their common revision.
-    serving = [p for p in engine_pods(observed) if p.ready]
-    gates = Gates(frozenset(p.uid for p in serving), (), {p.uid: p.revision for p in serving})
-    wiring = Wiring((), observed.term, 0)
-    if managed:
-        gates = decide_gates(
-            observed, view, links, blamed, extra.get("islands", {}), extra.get("fell", {}), leaving, wanted, settings
-        )
-        wiring = wire(observed, view, fit.fits, extra.get("cards", {}), extra.get("counter", (0, 0)))
+    serving = {p.uid: p.revision for p in engine_pods(observed) if p.uid in foreign and p.ready}
+    gates = replace(gates, ready=gates.ready | frozenset(serving), island=gates.island | serving)
+    wiring = wire(observed, view, fit.fits, extra.get("cards", {}), extra.get("counter", (0, 0)))
 
-    reports = fit.reports(view, revisions) if revisions else []
+    reports = fit.reports(view, revisions)
     card_findings: dict[tuple[str, str], Finding] = {}
     for _, _, report in reports:
         for f in from_report(report.findings):
@@ -181,18 +180,21 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
     return pic, learned
 
 
+def _foreign(observed: Observed, spec: PDClusterSpec | None, revisions: dict[Role, str]) -> frozenset[str]:
+    """Pods that the operator does not wire: those launched from a spec with another backend, and any
+    that are ready without a gate (so they have none). Pods that were wired stay wired, whatever the
+    spec says now."""
+    others = spec is not None and spec.transfer.backend is not Backend.PDCLUSTER
+    return frozenset(
+        p.uid
+        for p in engine_pods(observed)
+        if not p.kv_wired and (p.ready or (others and p.revision == revisions[Role(p.role)]))
+    )
+
+
 def _stale_message(view: View, uid: str) -> str:
     refusal = next(r for r in view.refusals if r.pod.uid == uid)
     return f"its registration stayed stale: {refusal.message}"
-
-
-def _looks_managed(observed: Observed) -> bool:
-    """Without a readable spec: were these pods wired by the operator?"""
-    if any(p.kv_wired for p in observed.pods):
-        return True
-    return any(
-        c.engine.backend is Backend.PDCLUSTER for a in observed.answers.values() if a.cards for c in a.cards.cards
-    )
 
 
 def _wanted(observed: Observed, spec: PDClusterSpec | None) -> dict[Role, int]:
@@ -207,7 +209,10 @@ def _wanted(observed: Observed, spec: PDClusterSpec | None) -> dict[Role, int]:
     return out
 
 
-def _listed_uids(observed: Observed) -> frozenset[str]:
+def _still_routed(observed: Observed) -> frozenset[str]:
+    """Pods that a router lists, or may list: one that is ready and does not answer could list any."""
+    if any(r.workers is None and r.pod.ready for r in observed.routers):
+        return frozenset(p.uid for p in observed.pods)
     urls = listed_urls(observed)
     return frozenset(p.uid for p in observed.pods if p.ip and worker_url(p.ip) in urls)
 

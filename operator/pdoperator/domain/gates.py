@@ -46,7 +46,7 @@ def decide_gates(
     settings: DecideSettings,
 ) -> Gates:
     """The heaviest fully wired set of each island."""
-    pods = {p.uid: p for p in engine_pods(observed)}
+    pods = {p.uid: p for p in engine_pods(observed) if p.uid not in view.foreign}
     unreached = {p.uid for p in view.unreachable}
     island: dict[str, str] = {p.uid: p.island for p in view.peers}
     for uid in unreached:
@@ -159,7 +159,8 @@ def _gate_actions(
         if uid in ready:
             if pod.kv_wired != "True":
                 actions.append(SetGate(pod.name, uid, True, Reason.WIRED.value, "wired to every partner of its island"))
-        elif pod.kv_wired != "False" and (pod.kv_wired == "True" or pod.containers_ready):
+        elif pod.kv_wired == "True":
+            # A gate that was never written holds a pod back as well as False does.
             reason, message = reasons.get(uid, (Reason.WIRING, "not wired yet"))
             actions.append(SetGate(pod.name, uid, False, reason.value, message))
     return actions

@@ -54,11 +54,9 @@ class Picture:
         return tuple(p for p in self.pods if p.role == role.value)
 
     def ready(self, role: Role) -> tuple[PodSeen, ...]:
-        """Pods of one role that serve: Ready and, where the operator wires, in the ready set."""
+        """Pods of one role that serve: Ready, and in the ready set."""
         return tuple(
-            p
-            for p in self.side(role)
-            if p.ready and (not self.managed or p.uid in self.gates.ready) and p.uid not in self.plan.leaving
+            p for p in self.side(role) if p.ready and p.uid in self.gates.ready and p.uid not in self.plan.leaving
         )
 
     def ready_links(self) -> list[Link]:

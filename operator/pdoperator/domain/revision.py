@@ -46,16 +46,3 @@ def role_revision(spec: PDClusterSpec, role: Role) -> str:
 def role_revisions(spec: PDClusterSpec) -> dict[Role, str]:
     """Current revision of each role."""
     return {role: role_revision(spec, role) for role in Role}
-
-
-def controller_revision(
-    name: str, namespace: str, labels: dict[str, str], owner: dict[str, Any], spec: PDClusterSpec, role: Role
-) -> dict[str, Any]:
-    """ControllerRevision that keeps one role's fields, so that an old revision can still be read back."""
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "ControllerRevision",
-        "metadata": {"name": name, "namespace": namespace, "labels": labels, "ownerReferences": [owner]},
-        "data": revision_fields(spec, role),
-        "revision": 1,
-    }

@@ -131,6 +131,8 @@ class View:
     refusals: tuple[Refusal, ...]
     unreachable: tuple[PodSeen, ...]
     """Running pods that did not answer this time."""
+    foreign: frozenset[str] = frozenset()
+    """UIDs of pods that the operator does not wire."""
 
     def peer(self, uid: str) -> Peer | None:
         """Peer of that pod UID."""
@@ -144,12 +146,14 @@ class View:
 _UNREACHED = (Reason.OPERATOR_CANNOT_REACH_PODS, Reason.WRONG_CERTIFICATE)
 
 
-def look(observed: Observed, by_revision: bool) -> View:
-    """Sort this reconcile's answers."""
+def look(observed: Observed, by_revision: bool, foreign: frozenset[str] = frozenset()) -> View:
+    """Sort this reconcile's answers. Pods in `foreign` (UIDs) are left out."""
     peers: list[Peer] = []
     refusals: list[Refusal] = []
     unreachable: list[PodSeen] = []
     for pod in engine_pods(observed):
+        if pod.uid in foreign:
+            continue
         answer = observed.answers.get(pod.uid)
         if answer is None:
             if pod.ip and pod.phase == "Running":
@@ -162,7 +166,7 @@ def look(observed: Observed, by_revision: bool) -> View:
             if got.reason in _UNREACHED:
                 unreachable.append(pod)
             refusals.append(got)
-    return View(tuple(peers), tuple(refusals), tuple(unreachable))
+    return View(tuple(peers), tuple(refusals), tuple(unreachable), foreign)
 
 
 def rank_cards(peer: Peer) -> tuple[RankCard, ...]:
