@@ -107,13 +107,13 @@ def _context(protocol: int, folder: Path) -> ssl.SSLContext:
     return context
 
 
-async def renew(context: ssl.SSLContext, tls_dir: str, every: float = 5.0) -> None:
-    """Load renewed files into a listening context; a half-written set is tried again."""
+async def renew(context: ssl.SSLContext, tls_dir: str, seen: tuple[int, ...], every: float = 5.0) -> None:
+    """Load renewed files into a listening context; a half-written set is tried again. `seen` is
+    the stamp of the files that the context was made from."""
     folder = Path(tls_dir)
-    seen = _stamp(folder)
     while True:
         await asyncio.sleep(every)
-        now = _stamp(folder)
+        now = stamp(tls_dir)
         if now == seen:
             continue
         try:
@@ -125,7 +125,9 @@ async def renew(context: ssl.SSLContext, tls_dir: str, every: float = 5.0) -> No
             seen = now
 
 
-def _stamp(folder: Path) -> tuple[int, ...]:
+def stamp(tls_dir: str) -> tuple[int, ...]:
+    """When the files were written; take it before they are loaded."""
+    folder = Path(tls_dir)
     found = []
     for name in ("ca.crt", "tls.crt", "tls.key"):
         try:

@@ -34,7 +34,7 @@ from pdtransfer.errors import (
     TransferError,
 )
 from pdtransfer.peers import Peer, PeerKey, first_verdict, refusal, roster_change
-from pdtransfer.session.channel import Channel, client_context, renew, server_context
+from pdtransfer.session.channel import Channel, client_context, renew, server_context, stamp
 from pdtransfer.session.core import Core
 from pdtransfer.session.frames import MAX_HELLO, Frame, FrameError, Hello, Refused, Welcome
 from pdtransfer.session.probe import Prober
@@ -85,10 +85,11 @@ class Wiring:
         config = self._core.config
         if config.tls_dir is None:
             logger.warning("%s: the control channel is PLAIN TEXT (no tls_dir): tests only", self._core.name)
+        seen = stamp(config.tls_dir) if config.tls_dir is not None else ()
         self._tls = server_context(config.tls_dir)
         self._server = await asyncio.start_server(self._accept, config.listen_host, config.control_port, ssl=self._tls)
         if self._tls is not None:
-            self._core.spawn(renew(self._tls, str(config.tls_dir)), "tls-renew")
+            self._core.spawn(renew(self._tls, str(config.tls_dir), seen), "tls-renew")
         return int(self._server.sockets[0].getsockname()[1])
 
     def current(self, key: PeerKey, card: RankCard) -> Peer | None:

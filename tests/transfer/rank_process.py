@@ -1,0 +1,85 @@
+"""One rank in a process of its own, over real NIXL: JSON lines on stdin and stdout.
+
+python rank_process.py ROLE TP TP_SIZE INCARNATION MEMORY TLS_DIR
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+from kv_world import BOOTSTRAP, READY, TOKENS, Pool, template
+
+from pdtransfer.contract.base import Role
+from pdtransfer.contract.card import RankCard
+from pdtransfer.session.api import EndpointConfig, Timeouts
+from pdtransfer.session.endpoint import RankEndpoint
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING)
+    role, tp, tp_size, incarnation, memory, tls = sys.argv[1:7]
+    pool = Pool(int(tp), int(tp_size), memory)
+    config = EndpointConfig(
+        listen_host="127.0.0.1",
+        net_devices="lo",
+        tls_dir=tls or None,
+        timeouts=Timeouts(waiting=5, transfer=2, settle=0.5, connect=3, probe=10),
+    )
+    card = template(Role(role), pool, incarnation, emulated=memory == "VRAM")
+    endpoint = RankEndpoint(card, pool.regions, config)
+
+    def say(**answer: object) -> None:
+        print(json.dumps(answer), flush=True)
+
+    say(card=endpoint.card.model_dump_json())
+    transfers: dict[int, object] = {}
+    for line in sys.stdin:
+        command = json.loads(line)
+        do = command.pop("do")
+        if do == "peers":
+            endpoint.apply_peers([RankCard.model_validate_json(c) for c in command["cards"]])
+            say(wired=endpoint.wait_wired(15), verdicts=[v.model_dump(mode="json") for v in endpoint.verdicts])
+        elif do == "send":
+            room, pages = command["room"], command["pages"]
+            pool.fill(room, pages)
+            sender = endpoint.send(room=room, tokens=len(pages) * TOKENS - 1)
+            for i, page in enumerate(pages):
+                sender.chunk([page], i, READY)
+            sender.finish(b"room %d" % room)
+            transfers[room] = sender
+            say(ok=True)
+        elif do == "receive":
+            room, pages = command["room"], command["pages"]
+            transfers[room] = endpoint.receive(
+                room=room, attempt=0, bootstrap=BOOTSTRAP, pages=pages, tokens=len(pages) * TOKENS - 1
+            )
+            say(ok=True)
+        elif do == "wait":
+            transfer = transfers[command["room"]]
+            began = time.monotonic()
+            state = transfer.wait(command.get("timeout", 10))  # type: ignore[attr-defined]
+            metadata = getattr(transfer, "metadata", None)
+            say(
+                state=state,
+                error=str(transfer.error),  # type: ignore[attr-defined]
+                kind=type(transfer.error).__name__,  # type: ignore[attr-defined]
+                metadata=metadata.decode() if metadata else None,
+                seconds=time.monotonic() - began,
+                releasable=getattr(transfer, "pages_releasable", None),
+            )
+        elif do == "check":
+            pages = command["pages"]
+            everything = command.get("all", pages)
+            say(holds=pool.holds(command["room"], pages), untouched=pool.untouched(everything))
+        elif do == "counters":
+            say(**endpoint.counters)
+        elif do == "close":
+            endpoint.close()
+            say(closed=endpoint.failed is None)
+            return
+
+
+main()

@@ -1,0 +1,262 @@
+"""Frames, certificates and strangers on the control channel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import socket
+import ssl
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kv_world import BOOTSTRAP, READY, TOKENS, World, until
+
+from pdtransfer.contract.base import Role
+from pdtransfer.contract.verdict import VerdictState
+from pdtransfer.session.api import TransferState
+from pdtransfer.session.channel import renew, server_context, stamp
+from pdtransfer.session.frames import HEADER, MAX_FRAME, Done, FrameError, Hello, Request, decode, encode
+
+NAME = "pod.pdcluster.internal"
+
+
+class Authority:
+    """A throw-away CA."""
+
+    def __init__(self) -> None:
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.cert = self._sign("ca", self.key.public_key(), ca=True)
+
+    def _sign(self, name: str, public, *, ca: bool = False) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        issuer = subject if ca else self.cert.subject
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(minutes=5))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(
+                x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("192.0.2.1"))]),
+                critical=False,
+            )
+            .sign(self.key, hashes.SHA256())
+        )
+
+    def issue(self, folder: Path, name: str = NAME) -> str:
+        folder.mkdir(exist_ok=True)
+        key = ec.generate_private_key(ec.SECP256R1())
+        pem = serialization.Encoding.PEM
+        (folder / "ca.crt").write_bytes(self.cert.public_bytes(pem))
+        (folder / "tls.crt").write_bytes(self._sign(name, key.public_key()).public_bytes(pem))
+        (folder / "tls.key").write_bytes(
+            key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        )
+        return str(folder)
+
+
+@pytest.fixture
+def world():
+    made = World()
+    yield made
+    made.close()
+
+
+def introduce(prefill, decode) -> None:
+    prefill.endpoint.apply_peers([decode.endpoint.card])
+    decode.endpoint.apply_peers([prefill.endpoint.card])
+
+
+def test_mutual_tls_wires_and_moves(world, tmp_path):
+    ca = Authority()
+    prefill = world.rank(Role.PREFILL, tls_dir=ca.issue(tmp_path / "p"))
+    decode = world.rank(Role.DECODE, tls_dir=ca.issue(tmp_path / "d"))
+    introduce(prefill, decode)
+    assert decode.endpoint.wait_wired(5), decode.endpoint.verdicts
+    receiver = decode.endpoint.receive(room=1, attempt=0, bootstrap=BOOTSTRAP, pages=[2], tokens=TOKENS)
+    prefill.pool.fill(1, [1])
+    sender = prefill.endpoint.send(room=1, tokens=TOKENS)
+    sender.chunk([1], 0, READY)
+    sender.finish(b"")
+    assert receiver.wait(3) is TransferState.SUCCESS and decode.pool.holds(1, [2])
+
+
+@pytest.mark.parametrize("fault", ["decode has another CA", "prefill has another CA", "wrong name"])
+def test_a_wrong_certificate_is_never_wired(world, tmp_path, fault):
+    ca, other = Authority(), Authority()
+    p_ca = other if fault.startswith("prefill") else ca
+    d_ca = other if fault.startswith("decode") else ca
+    name = "elsewhere.example" if fault == "wrong name" else NAME
+    prefill = world.rank(Role.PREFILL, tls_dir=p_ca.issue(tmp_path / "p", name))
+    decode = world.rank(Role.DECODE, tls_dir=d_ca.issue(tmp_path / "d"))
+    introduce(prefill, decode)
+    assert until(lambda: decode.endpoint.verdicts and decode.endpoint.verdicts[0].reason == "TLSFailed")
+    assert decode.endpoint.verdicts[0].state is VerdictState.UNREACHABLE
+    assert not prefill.agent.handles and not decode.agent.handles
+    assert prefill.endpoint.failed is None and decode.endpoint.failed is None
+
+
+def test_a_client_without_certificate_or_without_tls_gets_nothing(world, tmp_path):
+    ca = Authority()
+    folder = ca.issue(tmp_path / "p")
+    prefill = world.rank(Role.PREFILL, tls_dir=folder)
+    host, port = prefill.endpoint.card.control.split(":")
+    hello = encode(
+        Hello(
+            cluster_uid="cluster-1",
+            pod_uid="x",
+            incarnation="y",
+            rank=0,
+            agent_name="z",
+            layout_hash="",
+            to_pod_uid="prefill-pod",
+            to_incarnation="prefill-1",
+            to_rank=0,
+        )
+    )
+    context = ssl.create_default_context(cafile=str(tmp_path / "p" / "ca.crt"))
+    for wrap in (False, True):
+        with socket.create_connection((host, int(port)), timeout=3) as plain:
+            try:
+                end = context.wrap_socket(plain, server_hostname=NAME) if wrap else plain
+                end.sendall(hello)
+                assert end.recv(100) in (b"",) or not wrap
+            except (ssl.SSLError, OSError):
+                pass
+    assert prefill.endpoint.failed is None
+    assert prefill.endpoint.counters.get("connections_refused", 0) == 0  # never got as far as a hello
+
+
+async def test_renewed_files_are_used_for_new_connections(tmp_path):
+    ca, newer = Authority(), Authority()
+    folder = ca.issue(tmp_path / "p")
+    seen = stamp(folder)
+    context = server_context(folder)
+    assert context is not None
+    before = {c["serialNumber"] for c in context.get_ca_certs()}
+    task = asyncio.create_task(renew(context, folder, seen, every=0.01))
+    newer.issue(tmp_path / "p")
+    for _ in range(200):
+        await asyncio.sleep(0.01)
+        if {c["serialNumber"] for c in context.get_ca_certs()} != before:
+            break
+    task.cancel()
+    assert len(context.get_ca_certs()) == 2
+
+
+def talk(rank, data: bytes) -> bytes:
+    """What a raw client gets back until the endpoint ends the connection."""
+    host, port = rank.endpoint.card.control.split(":")
+    with socket.create_connection((host, int(port)), timeout=4) as end:
+        end.sendall(data)
+        got = b""
+        try:
+            while piece := end.recv(4096):
+                got += piece
+        except ConnectionResetError:
+            pass
+        return got
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEADER.pack(MAX_FRAME + 1) + b"x",
+        HEADER.pack(1 << 20) + b"x" * 100,  # over what is read before the peer is known
+        HEADER.pack(5) + b"hello",
+        HEADER.pack(2) + b"{}",
+        b"GET / HTTP/1.1\r\n\r\n",
+        HEADER.pack(13) + b'{"t":"ping"}\n',
+    ],
+)
+def test_bytes_that_are_no_hello_end_the_connection_and_harm_nobody(world, data):
+    rank = world.rank(Role.PREFILL)
+    assert talk(rank, data) == b""
+    assert rank.endpoint.failed is None
+
+
+def test_a_silent_client_is_dropped_after_the_connect_deadline(world):
+    rank = world.rank(Role.PREFILL)  # connect deadline 1 s
+    began = time.monotonic()
+    assert talk(rank, b"") == b"" and time.monotonic() - began < 2.5
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, "PeerNotRostered"),
+        ({"cluster_uid": "other"}, "OtherCluster"),
+        ({"to_incarnation": "older"}, "PeerReplaced"),
+        ({"to_rank": 3}, "PeerReplaced"),
+    ],
+)
+def test_a_stranger_is_refused_by_name_at_once(world, change, reason):
+    rank = world.rank(Role.PREFILL)
+    hello = Hello(
+        cluster_uid="cluster-1",
+        pod_uid="x",
+        incarnation="y",
+        rank=0,
+        agent_name="z",
+        layout_hash="",
+        to_pod_uid="prefill-pod",
+        to_incarnation="prefill-1",
+        to_rank=0,
+    ).model_copy(update=change)
+    answer = decode(talk(rank, encode(hello))[HEADER.size :])
+    assert getattr(answer, "reason", None) == reason
+
+
+def test_a_rostered_peer_that_sends_rubbish_loses_its_connection_and_comes_back(world):
+    (prefill,), (decode_rank,) = world.pair()
+    wiring = decode_rank.endpoint._wiring
+    (peer,) = wiring._peers.values()
+    rubbish = HEADER.pack(7) + b"rubbish"
+    decode_rank.endpoint._core.call(lambda: peer.channel._writer.write(rubbish))
+    assert until(lambda: prefill.endpoint.counters.get("frame_errors", 0) == 1)
+    assert until(lambda: decode_rank.endpoint.wait_wired(5))
+    assert prefill.endpoint.failed is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=200))
+def test_no_bytes_make_the_decoder_raise_anything_but_its_own_error(data):
+    with contextlib.suppress(FrameError):
+        decode(data)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    room=st.integers(-(2**63), 2**63 - 1),
+    attempt=st.integers(0, 2**31),
+    pages=st.lists(st.integers(0, 2**31), max_size=50),
+    words=st.text(max_size=20),
+)
+def test_frames_survive_the_wire(room, attempt, pages, words):
+    ids = {"room": room, "attempt": attempt, "source": words, "destination": "d"}
+    for frame in (
+        Request(**ids, pages=tuple(pages), first_page=1, tokens=9, required=2),
+        Done(**ids, nbytes=5, metadata="aGk="),
+    ):
+        data = encode(frame)
+        (size,) = struct.unpack(">I", data[:4])
+        assert size == len(data) - 4 and decode(data[4:]) == frame
+
+
+def test_a_frame_over_the_bound_is_not_sent():
+    with pytest.raises(FrameError, match="over the bound"):
+        encode(Done(room=1, attempt=0, source="s", destination="d", nbytes=1, metadata="x" * MAX_FRAME))

@@ -1,0 +1,189 @@
+"""Real NIXL over UCX between processes: byte-exact over TP layouts, and peers that stop or die."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from kv_world import PAGES
+
+from pdtransfer.contract.card import RankCard
+from pdtransfer.contract.pairing import peers_of
+
+pytestmark = pytest.mark.nixl
+SCRIPT = Path(__file__).with_name("rank_process.py")
+
+
+class RankProcess:
+    """A rank process, asked with JSON lines; every answer has a deadline."""
+
+    def __init__(self, role: str, tp: int, size: int, incarnation: str, memory: str, tls: str, ucx_tls: str) -> None:
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "NIXL_LOG_LEVEL": "ERROR"}
+        if ucx_tls:
+            env["UCX_TLS"] = ucx_tls
+        env.pop("UCX_NET_DEVICES", None)
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), role, str(tp), str(size), incarnation, memory, tls],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self._lines.put(line)
+
+    def tell(self, do: str, **values: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **values}) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self, timeout: float = 30) -> dict:
+        return json.loads(self._lines.get(timeout=timeout))
+
+    def ask(self, do: str, **values: object) -> dict:
+        self.tell(do, **values)
+        return self.answer()
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait(10)
+
+
+class Ranks:
+    def __init__(self) -> None:
+        self.all: list[RankProcess] = []
+
+    def start(self, p: int, d: int, *, memory=("DRAM", "DRAM"), tls: str = "", ucx_tls: str = "") -> tuple[list, list]:
+        prefill = [RankProcess("prefill", t, p, "p1", memory[0], tls, ucx_tls) for t in range(p)]
+        decode = [RankProcess("decode", t, d, "d1", memory[1], tls, ucx_tls) for t in range(d)]
+        self.all = prefill + decode
+        cards = [RankCard.model_validate_json(r.answer()["card"]) for r in self.all]
+        for rank, card in zip(self.all, cards, strict=True):
+            rank.tell("peers", cards=[c.model_dump_json() for c in peers_of(card, cards)])
+        for rank in self.all:
+            wired = rank.answer()
+            assert wired["wired"], wired
+        return prefill, decode
+
+
+@pytest.fixture
+def ranks():
+    made = Ranks()
+    yield made
+    for rank in made.all:
+        rank.end()
+
+
+@pytest.mark.parametrize(
+    ("p", "d", "memory", "ucx_tls"),
+    [
+        (1, 1, ("DRAM", "DRAM"), ""),
+        (2, 2, ("DRAM", "DRAM"), ""),
+        (2, 1, ("DRAM", "VRAM"), ""),  # VRAM emulated on host memory
+        (2, 1, ("DRAM", "DRAM"), "tcp"),
+        (1, 2, ("VRAM", "DRAM"), "tcp"),
+    ],
+)
+def test_random_pages_arrive_byte_exact_and_nothing_else_changes(ranks, p, d, memory, ucx_tls):
+    prefill, decode = ranks.start(p, d, memory=memory, ucx_tls=ucx_tls)
+    rng = random.Random(p * 10 + d)
+    src = rng.sample(range(PAGES), 16)
+    taken: list[int] = []
+    for room in range(3):
+        dst = rng.sample(sorted(set(range(PAGES)) - set(taken)), 5)
+        taken += dst
+        for rank in decode:
+            rank.ask("receive", room=room, pages=dst)
+        for rank in prefill:
+            rank.ask("send", room=room, pages=src[room * 5 : room * 5 + 5])
+        for rank in (*prefill, *decode):
+            done = rank.ask("wait", room=room)
+            assert done["state"] == "Success", done
+        for rank in decode:
+            done = rank.ask("wait", room=room)
+            assert done["metadata"] == f"room {room}" and done["releasable"]
+            checked = rank.ask("check", room=room, pages=dst, all=taken)
+            assert checked == {"holds": True, "untouched": True}
+    for rank in (*prefill, *decode):
+        assert rank.ask("close") == {"closed": True}
+
+
+def test_a_stopped_source_fails_the_receive_in_time_and_keeps_the_pages(ranks):
+    (prefill,), (decode,) = ranks.start(1, 1)
+    decode.ask("receive", room=1, pages=[3, 4])
+    os.kill(prefill.process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    failed = decode.ask("wait", room=1, timeout=12)
+    # 5 s of waiting, or 3 s without an answer on the control channel and 3 s to come back.
+    assert failed["state"] == "Failed" and time.monotonic() - began < 8
+    assert failed["kind"] in ("DeadlineExceeded", "PeerUnreachable") and not failed["releasable"]
+    os.kill(prefill.process.pid, signal.SIGCONT)
+    for _ in range(100):
+        if decode.ask("wait", room=1, timeout=0)["releasable"]:
+            break
+        time.sleep(0.1)
+    assert decode.ask("wait", room=1, timeout=0)["releasable"]
+
+
+def test_a_killed_source_fails_the_receive_by_name_and_a_new_roster_frees_its_pages(ranks):
+    (prefill,), (decode,) = ranks.start(1, 1)
+    decode.ask("receive", room=1, pages=[3, 4])
+    prefill.process.kill()
+    failed = decode.ask("wait", room=1, timeout=10)
+    assert (failed["state"], failed["kind"]) == ("Failed", "PeerUnreachable") and not failed["releasable"]
+    decode.ask("peers", cards=[])
+    for _ in range(50):
+        if decode.ask("wait", room=1, timeout=0)["releasable"]:
+            break
+        time.sleep(0.1)
+    assert decode.ask("wait", room=1, timeout=0)["releasable"]
+
+
+def test_a_killed_decode_fails_the_send_and_the_prefill_rank_serves_on(ranks):
+    (prefill,), (first, second) = ranks.start(1, 2)
+    for rank in (first, second):
+        rank.ask("receive", room=1, pages=[3])
+    first.process.kill()
+    prefill.ask("send", room=1, pages=[1, 2])
+    failed = prefill.ask("wait", room=1, timeout=12)
+    assert failed["state"] == "Failed"
+    assert second.ask("wait", room=1)["state"] == "Failed"
+    assert prefill.ask("counters")["inflight"] == 0
+
+
+def test_a_stopped_decode_rank_fails_the_send_at_its_deadline_and_late_writes_hit_only_quarantine(ranks):
+    (prefill,), (decode,) = ranks.start(1, 1, ucx_tls="tcp")
+    decode.ask("receive", room=1, pages=[3, 4])
+    time.sleep(0.2)
+    os.kill(decode.process.pid, signal.SIGSTOP)
+    prefill.ask("send", room=1, pages=[1, 2])
+    began = time.monotonic()
+    failed = prefill.ask("wait", room=1, timeout=12)
+    # 2 s of transfer and 0.5 s to settle (3 s without a pong would be PeerUnreachable).
+    assert failed["state"] == "Failed" and failed["kind"] == "DeadlineExceeded"
+    assert time.monotonic() - began < 4
+    os.kill(decode.process.pid, signal.SIGCONT)
+    for _ in range(80):
+        failed = decode.ask("wait", room=1, timeout=0)
+        if failed["releasable"]:
+            break
+        time.sleep(0.1)
+    assert failed["state"] == "Failed" and failed["releasable"]
+    assert decode.ask("check", room=1, pages=[], all=[3, 4])["untouched"]
