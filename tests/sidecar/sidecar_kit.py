@@ -113,6 +113,7 @@ class FakeEndpoint:
     probes: list[tuple[str, ...]] = field(default_factory=list)
     drained: int = 0
     fail: Exception | None = None
+    failed: Exception | None = None
     callbacks: list[Callable[[], None]] = field(default_factory=list)
 
     def apply_peers(self, peers: Sequence[RankCard]) -> None:

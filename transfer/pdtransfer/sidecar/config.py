@@ -11,7 +11,7 @@ from pathlib import Path
 from pdtransfer.contract.base import Role
 
 OPERATOR_IDENTITY = "operator.pdcluster.internal"
-SOCKET = "/run/pdtransfer/pdtransfer.sock"
+SOCKET = "/run/pdtransfer/sidecar.sock"
 CONTROL_PORT = 9440
 HEALTH_PORT = 9441
 ROSTER_BYTES = 128 << 20

@@ -126,8 +126,15 @@ class RankLink:
             log.critical("the rank's link to its sidecar is dead error=%r", e)
             raise
 
+    def _check_endpoint(self) -> None:
+        """A rank whose endpoint has died must not keep its card and its old verdicts standing."""
+        failed: object = getattr(self._endpoint, "failed", None)  # RankEndpoint has it, the protocol does not
+        if failed is not None:
+            raise _Ended(f"the rank's endpoint has failed, its card is withdrawn: {failed!r}")
+
     def _serve(self) -> None:
         """One connection, from connect to its end."""
+        self._check_endpoint()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, selectors.DefaultSelector() as sel:
             sock.settimeout(SEND_DEADLINE)
             sock.connect(self._path)
@@ -174,6 +181,7 @@ class _Session:
     def _report(self) -> None:
         """Send what changed, and a heartbeat when one is due or work began or ended."""
         endpoint, link = self._endpoint, self._link
+        link._check_endpoint()
         card = endpoint.card
         if self._card is None or (card is not self._card and card != self._card):
             self._send(Hello(card=card, expected_ranks=link._expected))
