@@ -100,16 +100,16 @@ def build(process: Process) -> kopf.OperatorRegistry:
         await process.stop()
 
     @kopf.on.probe(registry=registry, id="operator")
-    def probe(**_: Any) -> str:
+    async def probe(**_: Any) -> str:  # async: a plain function would run in a thread, outside of the loop
         return process.operator.health() if process.operator is not None else "starting"
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
-    def cluster_event(event: Any, **_: Any) -> None:
+    async def cluster_event(event: Any, **_: Any) -> None:
         if process.operator is not None:
             process.operator.cluster_event(event["type"], dict(event["object"]))
 
     @kopf.on.event("", "v1", "pods", registry=registry, labels={names.LABEL_CLUSTER_UID: kopf.PRESENT})
-    def pod_event(event: Any, **_: Any) -> None:
+    async def pod_event(event: Any, **_: Any) -> None:
         if process.operator is not None:
             process.operator.pod_event(event["type"], dict(event["object"]))
 
