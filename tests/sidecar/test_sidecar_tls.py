@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from sidecar_kit import Authority, running, until
 
@@ -158,3 +160,37 @@ async def test_missing_certificates_keep_no_rank_out_and_are_taken_when_they_com
         ca.issue(late, SERVER)
         await until(lambda: sidecar.control is not None and sidecar.control.port)
         assert (await get(sidecar, operator, late)).status_code == 200
+
+
+async def test_a_mounted_secret_rotates_by_its_symlink(ca: Authority, tmp_path: Path) -> None:
+    """The kubelet swaps `..data`; the files themselves are links through it."""
+    operator = ca.issue(tmp_path / "op", OPERATOR_IDENTITY)
+    mount = tmp_path / "mount"
+    ca.issue(mount / "..1", SERVER)
+    (mount / "..data").symlink_to("..1")
+    for name in ("ca.crt", "tls.crt", "tls.key"):
+        (mount / name).symlink_to(f"..data/{name}")
+    async with running(tmp_path, tls_dir=mount) as sidecar:
+        first = await served_serial(sidecar, operator, mount)
+        ca.issue(mount / "..2", SERVER)
+        (mount / "..tmp").symlink_to("..2")
+        (mount / "..tmp").rename(mount / "..data")
+        await until(lambda: sidecar.hub.counts["tls_reloads", "Changed"])
+        assert await served_serial(sidecar, operator, mount) != first
+
+
+async def test_readyz_and_metrics_tell_of_certificates_that_could_not_be_used(
+    ca: Authority, pod_tls: Path, tmp_path: Path
+) -> None:
+    async with running(tmp_path, tls_dir=pod_tls) as sidecar, httpx.AsyncClient(timeout=5.0) as anyone:
+        health = f"http://127.0.0.1:{sidecar.health.port}"
+        (pod_tls / "tls.key").write_text("-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n")
+        await until(lambda: sidecar.hub.tls_warning)
+        text = (await anyone.get(f"{health}/readyz")).text
+        assert "note: certificates: newer files are not used: certificate, key or CA can not be used" in text
+        assert "c2VjcmV0" not in text
+        metrics = (await anyone.get(f"{health}/metrics")).text
+        assert "pdtransfer_tls_problem 1.0" in metrics
+        (shown,) = [float(m) for m in re.findall(r"^pdtransfer_tls_expires_timestamp_seconds (\S+)", metrics, re.M)]
+        certificate = x509.load_pem_x509_certificate((pod_tls / "tls.crt").read_bytes())
+        assert shown == certificate.not_valid_after_utc.timestamp()
