@@ -191,3 +191,5 @@ def test_rosters_wire_the_pods_a_restart_is_a_new_incarnation_and_a_drain_ends_i
         prompt, 8, bootstrap_host="127.0.0.1", bootstrap_port=1, bootstrap_room=next(_rooms)
     )
     assert (drained.status_code, drained.json()["error"]["type"]) == (503, "Draining")
+    started = time.monotonic()
+    assert prefill.engine.stop() == 0 and time.monotonic() - started < 5

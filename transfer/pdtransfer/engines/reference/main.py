@@ -117,18 +117,20 @@ async def _serve(served: Served) -> None:
             timeout_graceful_shutdown=2,
         )
     )
-    asyncio.get_running_loop().add_signal_handler(
-        signal.SIGTERM, lambda: tasks.add(asyncio.ensure_future(_drain(served, server)))
-    )
-    tasks: set[asyncio.Future[None]] = set()
+    drains: list[asyncio.Future[None]] = []
+
+    def on_term() -> None:
+        # Not "already draining": the sidecar may have told the ranks to drain before.
+        if not drains:
+            drains.append(asyncio.ensure_future(_drain(served, server)))
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_term)
     log.info("serving %s on %s:%d as %s", options.served_model_name, options.host, options.port, options.mode)
     await server.serve()
 
 
 async def _drain(served: Served, server: uvicorn.Server) -> None:
     """Refuse what is new, let what runs finish within the budget, then end."""
-    if served.engine.draining:
-        return
     log.info("SIGTERM: draining for at most %.0f s", served.options.drain_timeout)
     served.engine.drain()
     loop = asyncio.get_running_loop()
