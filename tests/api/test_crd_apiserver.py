@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from typing import Any
 
 import pytest
@@ -51,9 +52,9 @@ def test_a_minimal_cluster_is_accepted_and_gets_its_defaults(crd_server: Any) ->
     spec = json.loads(result.stdout)["spec"]
     assert spec["prefill"]["replicas"] == 1 and spec["decode"]["tensorParallelSize"] == 1
     assert spec["transfer"]["backend"] == "PDCluster"
-    assert spec["router"] == {"type": "SMG", "replicas": 1, "policies": {}, "template": {}}
+    assert spec["router"] == {"type": "SMG", "replicas": 1}
     # Numbers that a later operator may tune are not frozen into stored objects.
-    assert "intervalSeconds" not in spec["transfer"].get("verification", {})
+    assert "verification" not in spec["transfer"]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +186,12 @@ def test_a_name_too_long_for_pod_names_is_refused(crd_server: Any) -> None:
 
 
 def test_explain_shows_what_a_field_means(crd_server: Any) -> None:
-    result = crd_server.kubectl("explain", "pdc.spec.transfer.backend")
-    assert result.returncode == 0, result.stderr
-    assert "Who moves the KV" in result.stdout
+    deadline = time.monotonic() + 30
+    while True:
+        result = crd_server.kubectl("explain", "pdc.spec.transfer.backend")
+        # The API server publishes a new CRD's schema a moment after it serves the CRD.
+        if "Who moves the KV" in result.stdout:
+            break
+        assert time.monotonic() < deadline, result.stdout + result.stderr
+        time.sleep(0.3)
+    assert "ENUM" in result.stdout

@@ -149,3 +149,32 @@ def test_what_the_operator_may_do(
         arguments.append(f"--subresource={subresource}")
     result = crd_server.kubectl(*arguments)
     assert result.stdout.strip() == ("yes" if allowed else "no"), result.stderr
+
+
+def test_helm_uninstall_keeps_the_crd_and_the_clusters_and_helm_can_come_back(crd_server: Any, quickstart: str) -> None:
+    program = crd_server.tool("helm")
+    if program is None:
+        pytest.skip("helm not built: run `make cluster-up` once (it builds it into the cache)")
+
+    def helm(*arguments: str) -> str:
+        done = subprocess.run(
+            [program, "--kubeconfig", str(crd_server.kubeconfig), "--namespace", "lifecycle", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    chart = str(ROOT / "charts" / "pdcluster")
+    # This CRD came from kubectl (as crd.install=false users have it), so Helm has to take it over once.
+    notes = helm("upgrade", "--install", "pdcluster", chart, "--create-namespace", "--take-ownership")
+    assert "kubectl explain pdc.spec" in notes and "deployment/pdcluster-operator" in notes
+    helm("uninstall", "pdcluster")
+    assert crd_server.kubectl("get", "crd", "pdclusters.pdcluster.io").returncode == 0
+    assert crd_server.kubectl("get", "pdc", quickstart).returncode == 0
+    left = crd_server.kubectl("get", "deployment,serviceaccount,role", "-n", "lifecycle", "-o", "name").stdout.split()
+    assert [name for name in left if "pdcluster" in name] == []
+    helm("upgrade", "--install", "pdcluster", chart)
+    helm("uninstall", "pdcluster")

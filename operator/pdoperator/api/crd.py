@@ -120,9 +120,13 @@ def _property(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     if default is None or schema.get("x-pd-no-default") or (default in ([], "") and result.get("type") != "object"):
         return result
     if isinstance(default, dict):
-        # {} makes the API server fill in the defaults below; a map or a free object needs none.
-        return {**result, "default": {}} if result.get("properties") and "x-pd-schema" not in schema else result
+        # {} makes the API server fill in the defaults below it; where there are none it would only be noise.
+        return {**result, "default": {}} if "x-pd-schema" not in schema and _fills_in(result) else result
     return {**result, "default": default}
+
+
+def _fills_in(schema: Schema) -> bool:
+    return any("default" in inner for inner in schema.get("properties", {}).values())
 
 
 def _drop_defaults(schema: Schema) -> Schema:
