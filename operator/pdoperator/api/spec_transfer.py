@@ -38,7 +38,7 @@ class FabricSpec(ApiModel):
     type: FabricType = Field(
         default=FabricType.RDMA,
         description="RDMA or TCP. With RDMA, a transfer that fell back to TCP makes the cluster not Ready; it needs "
-        "resources, resourceClaimTemplate or hostNetwork.",
+        "resources, resourceClaimTemplate, hostNetwork or privileged.",
     )
     resources: tuple[FabricResource, ...] = Field(
         default=(),
