@@ -230,7 +230,8 @@ class Mover:
         while again:
             again = False
             for peer, queue in list(self._ready.items()):
-                if per_peer.get(peer, 0) >= PEER_HANDLES:
+                # A failed post may end jobs of other peers (their room fails): look again.
+                if not queue or per_peer.get(peer, 0) >= PEER_HANDLES:
                     continue
                 job = queue[0]
                 batch = job.waiting[0]
