@@ -14,6 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from sidecar_kit import Authority, running, until
 
 from pdtransfer.sidecar.config import OPERATOR_IDENTITY
+from pdtransfer.sidecar.identity import Peer, peer_of, why_not
 from pdtransfer.sidecar.main import Sidecar
 
 SERVER = "pod.pdcluster.internal"
@@ -56,6 +57,7 @@ async def served_serial(sidecar: Sidecar, folder: Path, trust: Path) -> str:
 async def test_the_operator_gets_in_and_nobody_else(ca: Authority, pod_tls: Path, tmp_path: Path) -> None:
     operator = ca.issue(tmp_path / "op", OPERATOR_IDENTITY)
     san_only = ca.issue(tmp_path / "san", "some client", dns=["x.internal", OPERATOR_IDENTITY])
+    cn_only = ca.issue(tmp_path / "cn", OPERATOR_IDENTITY, dns=[])
     stranger = Authority("other").issue(tmp_path / "stranger", OPERATOR_IDENTITY)
     expired = ca.issue(tmp_path / "expired", OPERATOR_IDENTITY, days=-0.5)
     lookalike = ca.issue(tmp_path / "like", OPERATOR_IDENTITY + ".evil")
@@ -63,6 +65,7 @@ async def test_the_operator_gets_in_and_nobody_else(ca: Authority, pod_tls: Path
     async with running(tmp_path, tls_dir=pod_tls) as sidecar:
         assert (await get(sidecar, operator, pod_tls)).status_code == 200
         assert (await get(sidecar, san_only, pod_tls)).status_code == 200
+        assert (await get(sidecar, cn_only, pod_tls)).status_code == 200
         for folder in (pod_tls, lookalike):
             refused = await get(sidecar, folder, pod_tls)
             assert refused.status_code == 403 and refused.json()["reason"] == "Forbidden"
@@ -194,3 +197,18 @@ async def test_readyz_and_metrics_tell_of_certificates_that_could_not_be_used(
         (shown,) = [float(m) for m in re.findall(r"^pdtransfer_tls_expires_timestamp_seconds (\S+)", metrics, re.M)]
         certificate = x509.load_pem_x509_certificate((pod_tls / "tls.crt").read_bytes())
         assert shown == certificate.not_valid_after_utc.timestamp()
+
+
+def test_a_client_is_judged_by_its_names_and_by_time() -> None:
+    shown = {
+        "subject": ((("organizationName", "o"),), (("commonName", "cn"),)),
+        "subjectAltName": (("DNS", "a.b"), ("IP Address", "10.0.0.1"), ("URI", "spiffe://x/y")),
+        "notAfter": "Jan  1 00:00:10 1970 GMT",
+    }
+    peer = peer_of(shown)
+    assert peer == Peer(frozenset({"cn", "a.b", "spiffe://x/y"}), 10.0)
+    assert why_not(peer, "a.b", 9.0) == "" == why_not(peer, "cn", 10.0)
+    assert "expired since the connection was made" in why_not(peer, "a.b", 11.0)
+    for other in ("A.B", "b", "*.b", "10.0.0.1", ""):
+        assert "only" in why_not(peer, other, 9.0)
+    assert peer_of(None) is None is peer_of({}) and "no client certificate" in why_not(None, "a.b", 9.0)

@@ -178,13 +178,14 @@ class OnlyClient:
         self._app, self._identity, self._hub = app, identity, hub
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            peer = scope.get("state", {}).get("peer")
-            if why := why_not(peer, self._identity, time.time()):
-                self._hub.counts["refused_clients", "Forbidden"] += 1
-                log.warning("client refused client=%s message=%r", (scope.get("client") or ("?",))[0], why)
-                await problem(403, "Forbidden", why)(scope, receive, send)
-                return
+        if scope["type"] != "http":
+            return  # nothing else is served here
+        peer = scope.get("state", {}).get("peer")
+        if why := why_not(peer, self._identity, time.time()):
+            self._hub.counts["refused_clients", "Forbidden"] += 1
+            log.warning("client refused client=%s message=%r", (scope.get("client") or ("?",))[0], why)
+            await problem(403, "Forbidden", why)(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
 
