@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from pdoperator.api import names
 from pdoperator.api.spec import PDClusterSpec
+from pdoperator.api.validation import manifest_problems
 from pdoperator.domain.preflight import Finding, Preflight, preflight
 from pdtransfer.contract.geometry import ModelGeometry
 from pdtransfer.contract.hf_config import read_geometry
@@ -62,25 +63,23 @@ def local_geometry(source: str | None) -> ModelGeometry | None:
 
 
 def check_manifest(manifest: dict[str, Any]) -> Preflight:
-    """Preflight of one manifest. A spec that does not parse fails with one finding per error."""
-    version = f"{names.GROUP}/{names.VERSION}"
-    if manifest.get("apiVersion") != version:
-        given = manifest.get("apiVersion")
-        return Preflight((Finding("InvalidSpec", "Fail", f"apiVersion is {given!r}", f"Use apiVersion: {version}."),))
+    """Preflight of one manifest: what the API server would refuse, then what does not fit."""
+    refused = tuple(
+        Finding("InvalidSpec", "Fail", problem, "Correct the field; kubectl explain pdc.spec describes it.")
+        for problem in manifest_problems(manifest)
+    )
     try:
         spec = PDClusterSpec.model_validate(manifest.get("spec") or {})
     except ValidationError as e:
-        findings = tuple(
-            Finding(
-                "InvalidSpec",
-                "Fail",
-                f"spec.{'.'.join(str(p) for p in err['loc'])}: {err['msg']}",
-                "Correct the field; kubectl explain pdc.spec describes it.",
+        if refused:
+            return Preflight(refused)
+        return Preflight(
+            tuple(
+                Finding("InvalidSpec", "Fail", f"spec.{'.'.join(str(p) for p in err['loc'])}: {err['msg']}")
+                for err in e.errors(include_url=False, include_context=False, include_input=False)
             )
-            for err in e.errors(include_url=False, include_context=False, include_input=False)
         )
-        return Preflight(findings)
-    return preflight(spec, local_geometry(spec.model.source))
+    return Preflight(refused + preflight(spec, local_geometry(spec.model.source)).findings)
 
 
 def _name(manifest: dict[str, Any]) -> str:

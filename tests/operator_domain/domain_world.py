@@ -145,6 +145,7 @@ class FakePod:
     history: list[tuple[tuple[int, int], str]] = field(default_factory=list)
     restarts: int = 0
     exit_code: int | None = None
+    gated: bool = True
 
     @property
     def cards(self) -> tuple[RankCard, ...]:
@@ -246,7 +247,7 @@ class World:
 
     def seen(self, pod: FakePod) -> PodSeen:
         up = pod.engine == "up"
-        containers_ready = up and self.wired(pod) and pod.phase == "Running"
+        containers_ready = up and (self.wired(pod) or not pod.gated) and pod.phase == "Running"
         return PodSeen(
             name=pod.name,
             uid=pod.uid,
@@ -258,7 +259,7 @@ class World:
             deleting=pod.deleting,
             node="n",
             ip=pod.ip,
-            ready=containers_ready and pod.gate == "True" and not pod.deleting,
+            ready=containers_ready and (pod.gate == "True" or not pod.gated) and not pod.deleting,
             containers_ready=containers_ready,
             scheduled=True,
             unschedulable_message="",
@@ -331,7 +332,7 @@ class World:
             now=self.now,
             cluster=cluster,
             pods=tuple(self.seen(p) for p in self.pods.values()),
-            answers={p.uid: self.answer(p) for p in live},
+            answers={p.uid: self.answer(p) for p in live if p.gated},
             routers=routers,
             router_deployment=self.router_manifest,
             children=dict(self.applied),
@@ -414,6 +415,7 @@ class World:
             tp=int(args[args.index("--tp-size") + 1]),
             ip=f"10.0.0.{self.serial}",
             created=self.now,
+            gated="readinessGates" in m["spec"],
             model=args[args.index("--served-model-name") + 1] if "--served-model-name" in args else "tiny",
         )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +64,9 @@ def test_the_gate_is_there_for_our_backend_only() -> None:
 
 def test_sglang_with_its_own_backend_has_no_sidecar_and_the_owned_flags() -> None:
     raw = quickstart(
-        transfer__backend="NIXL", engine={"type": "SGLang", "image": "sg:1"}, decode__extraArgs=["--mem-fraction-static=0.8"]
+        transfer__backend="NIXL",
+        engine={"type": "SGLang", "image": "sg:1"},
+        decode__extraArgs=["--mem-fraction-static=0.8"],
     )
     p = pod(raw)
     assert "initContainers" not in p["spec"]
@@ -171,7 +176,11 @@ def test_revision_ignores_replicas_router_rollout_and_intervals_and_the_other_ro
     )
     assert role_revision(base, Role.DECODE) == role_revision(same, Role.DECODE)
     assert role_revision(base, Role.PREFILL) != role_revision(same, Role.PREFILL)
-    for change in ({"kvCache__pageSize": 32}, {"engine__image": "pd:2"}, {"decode__env": [{"name": "A", "value": "1"}]}):
+    for change in (
+        {"kvCache__pageSize": 32},
+        {"engine__image": "pd:2"},
+        {"decode__env": [{"name": "A", "value": "1"}]},
+    ):
         other = PDClusterSpec.model_validate(quickstart(**change))
         assert role_revision(base, Role.DECODE) != role_revision(other, Role.DECODE), change
 
@@ -186,3 +195,11 @@ def test_with_isolation_by_revision_and_with_foreign_backends_both_roles_share_o
     for raw in (quickstart(rollout={"isolation": "Revision"}), quickstart(transfer__backend="NIXL")):
         spec = PDClusterSpec.model_validate(raw)
         assert role_revision(spec, Role.PREFILL) == role_revision(spec, Role.DECODE)
+
+
+def test_the_plugin_is_copied_with_the_metadata_that_names_its_entry_point(tmp_path: Path) -> None:
+    p = pod(quickstart(engine={"type": "SGLang", "image": "sg:1"}))
+    command = next(c for c in p["spec"]["initContainers"] if c["name"] == "pdtransfer-plugin")["command"]
+    subprocess.run([sys.executable, *command[1:-1], str(tmp_path)], check=True, timeout=60)
+    assert (tmp_path / "pdtransfer" / "contract" / "card.py").is_file()
+    assert list(tmp_path.glob("pdcluster*-info/entry_points.txt"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from domain_world import World, quickstart
 
 from pdoperator.domain.actions import CreatePod, DeletePod, Memory, PutRoster, SetGate, SetWorkers
@@ -293,3 +295,68 @@ def test_an_api_refusal_is_named() -> None:
     w.step()
     assert w.condition("Progressing")["reason"] == "APIForbidden"
     assert w.condition("Ready")["reason"] == "APIForbidden"
+
+
+def test_sglangs_own_backend_is_launched_and_routed_and_says_that_nobody_wires_it() -> None:
+    w = World(
+        quickstart(transfer__backend="NIXL", engine={"type": "SGLang", "image": "sg:1"}, prefill__tensorParallelSize=1)
+    )
+    w.run()
+    assert len(w.routed()) == 3
+    assert len({x.pairing_protocol for x in w.workers.values()}) == 1
+    assert w.condition("PeersWired")["reason"] == "NotManaged"
+    assert w.condition("KVTransferVerified")["status"] == "Unknown"
+    assert w.condition("Ready")["status"] == "True", w.condition("Ready")
+    assert set(w.gates().values()) == {""}
+    routed = w.routed()
+    w.edit({"nonsense": 1})
+    w.run()
+    assert w.routed() == routed
+
+
+def test_an_unfit_change_of_the_backend_leaves_wired_pods_wired() -> None:
+    w = ready_world()
+    w.edit(quickstart(transfer__backend="NIXL", decode__hostKV={"mode": "HostReceive"}))
+    w.run()
+    assert w.condition("Compatible")["status"] == "False"
+    assert len(w.routed()) == 3
+    decode = w.side(Role.DECODE)[0]
+    w.restart_rank(decode)
+    w.run()
+    assert decode.gate == "True"
+    assert len(w.routed()) == 3
+
+
+def test_a_leaving_pod_waits_for_a_router_that_does_not_answer_but_not_for_ever() -> None:
+    w = ready_world()
+    last = w.side(Role.DECODE)[1]
+    w.edit(quickstart(decode__replicas=1))
+    listed = dict(w.workers)
+    for _ in range(5):
+        observed = w.observe()
+        silent = replace(observed, routers=tuple(replace(r, workers=None) for r in observed.routers))
+        w.act(decide(silent, w.memory, w.settings))
+        w.now += 1
+    assert last.uid in w.pods
+    assert w.workers == listed
+    w.now += 31
+    observed = w.observe()
+    silent = replace(observed, routers=tuple(replace(r, workers=None) for r in observed.routers))
+    w.act(decide(silent, w.memory, w.settings))
+    assert last.uid not in w.pods
+
+
+def test_a_new_model_rolls_both_roles_and_never_pairs_across() -> None:
+    w = ready_world(decode__replicas=2, prefill__replicas=2)
+    w.edit(quickstart(decode__replicas=2, prefill__replicas=2, model__servedName="other"))
+    for _ in range(80):
+        d = w.step()
+        for pod in w.pods.values():
+            if pod.roster is None:
+                continue
+            assert all(c.model.name == pod.model for cards in pod.roster.peers.values() for c in cards)
+        if not d.actions and d.status is None:
+            break
+    assert {p.model for p in w.pods.values()} == {"other"}
+    assert w.condition("Ready")["status"] == "True"
+    assert len(w.status["islands"]) == 1

@@ -181,13 +181,24 @@ VOLUME_PLUGIN = "pdtransfer-plugin"
 PLUGIN_DIR = "/opt/pdtransfer/plugin"
 
 
+INSTALL_PLUGIN = """\
+import importlib.metadata, pathlib, shutil, sys
+import pdtransfer
+out = pathlib.Path(sys.argv[1])
+shutil.copytree(pathlib.Path(pdtransfer.__file__).parent, out / "pdtransfer", dirs_exist_ok=True)
+info = next(f for f in importlib.metadata.files("pdcluster") if f.name in ("METADATA", "PKG-INFO")).locate().parent
+shutil.copytree(info, out / pathlib.Path(info).name, dirs_exist_ok=True)
+"""
+"""Copies the package and its metadata (the entry point that SGLang looks for) onto the engine's path."""
+
+
 def _plugin_installer(spec: PDClusterSpec, settings: DecideSettings) -> dict[str, Any]:
-    """Copies the plugin's packages onto the engine's path; the SGLang image itself stays unmodified."""
+    """Puts the plugin onto the engine's path; the SGLang image itself stays unmodified, and its own NIXL is used."""
     return {
         "name": "pdtransfer-plugin",
         "image": spec.transfer.image or settings.transfer_image,
         "imagePullPolicy": settings.image_pull_policy,
-        "command": ["pdtransfer-sidecar", "--install-plugin", PLUGIN_DIR],
+        "command": ["python3", "-c", INSTALL_PLUGIN, PLUGIN_DIR],
         "volumeMounts": [{"name": VOLUME_PLUGIN, "mountPath": PLUGIN_DIR}],
     }
 

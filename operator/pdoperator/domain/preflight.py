@@ -12,7 +12,7 @@ from pdoperator.domain.engine_flags import owned_flags, parse_fact_flags
 from pdoperator.domain.facts import spec_facts
 from pdoperator.domain.revision import role_spec
 from pdtransfer.contract import compat
-from pdtransfer.contract.base import Backend, EngineType, Role
+from pdtransfer.contract.base import EngineType, Role
 from pdtransfer.contract.geometry import ModelGeometry
 
 SAME_ENGINE = "V1"
@@ -133,14 +133,6 @@ def spec_findings(spec: PDClusterSpec) -> list[Finding]:
                 "ModelMissing",
                 "spec.model names neither source nor volume: the engine would have nothing to load",
                 "Set spec.model.source, or mount the weights with spec.model.volume.",
-            )
-        )
-    if spec.engine.type is EngineType.REFERENCE and spec.transfer.backend is Backend.MOONCAKE:
-        found.append(
-            _fail(
-                "ReferenceBackend",
-                "the Reference engine emulates the NIXL backend's limits only, not Mooncake's",
-                "Set spec.transfer.backend to PDCluster or NIXL.",
             )
         )
     if spec.transfer.fabric.type is FabricType.TCP:
