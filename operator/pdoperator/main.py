@@ -35,7 +35,8 @@ class Process:
 
     def __init__(self, settings: process_settings.OperatorSettings) -> None:
         self.settings = settings
-        self.stop_flag = threading.Event()
+        # Of asyncio, not threading: kopf would wait for that one in a thread that never ends.
+        self.stop_flag = asyncio.Event()
         self.exit_code = 0
         self.operator: Operator | None = None
         self._kube: client.KubeClient | None = None
@@ -136,7 +137,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     kopf.configure(verbose=settings.log_level == "DEBUG", log_format=_log_format(settings))
     logging.getLogger().setLevel(settings.log_level)
     logging.getLogger("asyncio").propagate = True  # kopf mutes it: an exception nobody awaited must show
-    logging.getLogger("httpx").setLevel(max(logging.WARNING, logging.getLogger().level))
+    # A line per request, probe or watch event each.
+    for chatty in ("httpx", "aiohttp.access", "kopf.activities.probe", "kopf.objects"):
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
     process = Process(settings)
     kopf.run(
         registry=build(process),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,3 +20,19 @@ from pdoperator.kube.fake import FakeKube
 def kube() -> FakeKube:
     """An empty API server."""
     return FakeKube(now=lambda: NOW)
+
+
+def _api_fixtures() -> Any:
+    """The real API server's fixtures of tests/api, from their one place."""
+    path = Path(__file__).parents[1] / "api" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("pdcluster_apiserver_fixtures", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+_fixtures = _api_fixtures()
+apiserver = _fixtures.apiserver
+crd_server = _fixtures.crd_server

@@ -89,7 +89,10 @@ class KubeClient:
         return await self._call("POST", entry.path(namespace), body=manifest, query=query)
 
     async def apply(self, manifest: Manifest, *, subresource: str = "", force: bool = True) -> Manifest:
-        """Server-side apply as FIELD_MANAGER. metadata.uid, when given, is a precondition (409)."""
+        """Server-side apply as FIELD_MANAGER. metadata.resourceVersion, when given, is a precondition (409).
+
+        metadata.uid guards the status of Pods (422 when it differs) but not that of custom resources,
+        whose status strategy takes all other metadata from the stored object."""
         query = [("fieldManager", FIELD_MANAGER), ("force", "true" if force else "false")]
         entry, namespace, name = _where(manifest)
         path = entry.path(namespace, name, subresource)

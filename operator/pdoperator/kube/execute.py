@@ -167,8 +167,8 @@ class KubeExecutor:
         try:
             await self._kube.apply(manifest, subresource="status")
         except KubeError as error:
-            # 404, 409: that pod is gone (its name may belong to another by now).
-            if error.status not in (404, 409):
+            # That pod is gone: 404, or 422 because its name belongs to another one by now.
+            if error.status != 404 and not (error.status == 422 and "metadata.uid" in error.message):
                 raise
 
     async def _issue(self, cluster: ClusterObject, action: IssueCertificate) -> dict[str, Any]:

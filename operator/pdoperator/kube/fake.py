@@ -106,7 +106,7 @@ class FakeKube:
             event = "ADDED"
         else:
             event = "MODIFIED"
-        self._check_uid(manifest["metadata"].get("uid"), live)
+        self._check_applied(manifest, live, subresource)
         part = {k: v for k, v in manifest.items() if (k == "status") == (subresource == "status")}
         if not subresource and "status" in manifest and event == "ADDED":
             part["status"] = manifest["status"]
@@ -236,6 +236,14 @@ class FakeKube:
     def _check_uid(self, uid: str | None, live: Manifest) -> None:
         if uid is not None and uid != live["metadata"]["uid"]:
             raise KubeError(409, "Conflict", f"precondition failed: UID {uid} is not {live['metadata']['uid']}")
+
+    def _check_applied(self, manifest: Manifest, live: Manifest, subresource: str) -> None:
+        version, uid = manifest["metadata"].get("resourceVersion"), manifest["metadata"].get("uid")
+        if version is not None and version != live["metadata"]["resourceVersion"]:
+            raise KubeError(409, "Conflict", "the object has been modified")
+        custom_status = subresource == "status" and live["kind"] == "PDCluster"  # the real one ignores it there
+        if uid is not None and uid != live["metadata"]["uid"] and not custom_status:
+            raise KubeError(422, "Invalid", f"metadata.uid: Invalid value: {uid!r}: field is immutable")
 
     def _set(self, key: Key, obj: Manifest, event: str) -> None:
         obj["metadata"]["resourceVersion"] = str(next(self._versions))

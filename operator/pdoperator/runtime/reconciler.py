@@ -54,6 +54,10 @@ class ClusterState:
     memory: Memory = field(default_factory=Memory)
     problem: Problem | None = None
     errors: int = 0
+    version: str = ""
+    """resourceVersion of the PDCluster as read in this reconcile."""
+    stale: bool = False
+    """The status of this reconcile was refused because the object had changed."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ class Reconciler:
         if manifest is None or manifest["metadata"].get("uid") != state.uid:
             return Result(gone=True)
         cluster = cluster_object(manifest)
+        state.version, state.stale = str(manifest["metadata"].get("resourceVersion", "")), False
         if cluster.deleting:
             # Foreground deletion or somebody's finalizer: the garbage collector is at work, not us.
             return Result(requeue_after=30.0)
@@ -115,7 +120,7 @@ class Reconciler:
         written = await self._write_status(cluster, state, self._status(cluster, decision, outcomes))
         failed = bool(problems) or not written
         state.errors = state.errors + 1 if failed else 0
-        return Result(requeue_after=decision.requeue_after, failed=failed)
+        return Result(requeue_after=0.1 if state.stale else decision.requeue_after, failed=failed)
 
     async def forget(self, uid: str) -> None:
         """Free what is kept for a PDCluster that is gone."""
@@ -182,14 +187,21 @@ class Reconciler:
         manifest = {
             "apiVersion": PDCLUSTER_API,
             "kind": "PDCluster",
-            "metadata": {"name": cluster.name, "namespace": cluster.namespace, "uid": cluster.uid},
+            # The version that was read: neither a namesake made meanwhile nor a newer spec gets a status
+            # that is not about it.
+            "metadata": {
+                "name": cluster.name,
+                "namespace": cluster.namespace,
+                "resourceVersion": state.version,
+            },
             "status": status,
         }
         try:
             await self._kube.apply(manifest, subresource="status")
         except KubeError as error:
             if error.status in (404, 409):
-                return True  # it went meanwhile; the next look finds out
+                state.stale = True  # it changed or went meanwhile: look again at once
+                return True
             state.problem = problem_of(error, "write the status")
             log.warning(
                 "%s action=status reason=%s message=%r", _where(state), state.problem.reason, state.problem.message
