@@ -360,3 +360,38 @@ def test_a_new_model_rolls_both_roles_and_never_pairs_across() -> None:
     assert {p.model for p in w.pods.values()} == {"other"}
     assert w.condition("Ready")["status"] == "True"
     assert len(w.status["islands"]) == 1
+
+
+def test_a_sidecar_that_restarts_does_not_unwire_its_peers() -> None:
+    w = ready_world()
+    decode = w.side(Role.DECODE)[0]
+    rosters = {p.uid: p.roster for p in w.side(Role.PREFILL)}
+    # The sidecar lost its memory; for one look no rank has registered again.
+    decode.engine, decode.roster, decode.key = "gone", None, (0, 0)
+    w.step()
+    assert {p.uid: p.roster for p in w.side(Role.PREFILL)} == rosters
+    decode.engine = "up"
+    w.run()
+    assert {p.uid: p.roster for p in w.side(Role.PREFILL)} == rosters, "the same incarnation is the same peer"
+    assert decode.gate == "True"
+
+
+def test_a_pod_that_vanished_does_not_lend_its_name() -> None:
+    w = ready_world()
+    victim = w.side(Role.PREFILL)[0]
+    del w.pods[victim.uid]
+    w.run()
+    assert w.created[-1] == victim.name.rsplit("-", 1)[0] + "-1"
+
+
+def test_memory_that_is_lost_in_the_middle_of_anything_changes_no_end() -> None:
+    ends = []
+    for lose_at in range(8):
+        w = World(quickstart())
+        for i in range(12):
+            if i == lose_at:
+                w.restart_operator()
+            w.step()
+        ends.append((w.condition("Ready")["status"], len(w.pods), sorted(w.routed()), w.status["summary"]))
+    assert all(e == ends[0] for e in ends)
+    assert ends[0][0] == "True"

@@ -6,10 +6,11 @@ no startup probe either, it would block the engine's start.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from pdoperator.api import names
-from pdoperator.api.spec import EnvVar, FabricType, HierarchicalCacheSpec, PDClusterSpec, RoleSpec
+from pdoperator.api.spec import EnvVar, FabricType, HierarchicalCacheSpec, PDClusterSpec, RoleSpec, TimeoutsSpec
 from pdoperator.domain.settings import DecideSettings
 from pdtransfer.contract.base import Backend, EngineType, Role
 from pdtransfer.contract.facts import HostKVMode
@@ -172,6 +173,9 @@ def engine_command(
             args += ["--model-revision", spec.model.revision]
         if with_sidecar:
             args += ["--sidecar-socket", names.SOCKET_PATH, "--tls-dir", names.TLS_DIR]
+        limits = spec.transfer.timeouts
+        args += ["--queue-timeout", str(limits.waiting_seconds), "--transfer-timeout", str(limits.transfer_seconds)]
+        args += ["--drain-timeout", str(limits.drain_seconds)]
         return ["pdtransfer-reference"], [*args, *role.extra_args]
     if role.pipeline_parallel_size > 1:
         args += ["--pp-size", str(role.pipeline_parallel_size)]
@@ -189,8 +193,27 @@ def engine_command(
             args += ["--enable-hisparse"]
         elif spec.decode.host_kv.mode is HostKVMode.HOST_RECEIVE:
             args += ["--disaggregation-decode-host-receive-threshold", "0"]
+    if spec.transfer.backend is not Backend.PDCLUSTER and spec.transfer.fabric.devices:
+        args += ["--disaggregation-ib-device", ",".join(spec.transfer.fabric.devices)]
     args += ["--enable-metrics"]
     return ["python3", "-m", "sglang.launch_server"], [*args, *role.extra_args]
+
+
+def _sglang_env(spec: PDClusterSpec) -> list[dict[str, Any]]:
+    """What SGLang takes from the environment, only where the spec differs from SGLang's own defaults."""
+    env: list[dict[str, Any]] = []
+    plugin = spec.transfer.plugin
+    if spec.transfer.backend is not Backend.MOONCAKE:
+        if plugin.name != "UCX":
+            env.append({"name": "SGLANG_DISAGGREGATION_NIXL_BACKEND", "value": plugin.name})
+        if plugin.parameters:
+            text = json.dumps(dict(sorted(plugin.parameters.items())), separators=(",", ":"))
+            env.append({"name": "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS", "value": text})
+    waiting = spec.transfer.timeouts.waiting_seconds
+    if waiting != TimeoutsSpec().waiting_seconds:
+        for name in ("BOOTSTRAP", "WAITING"):
+            env.append({"name": f"SGLANG_DISAGGREGATION_{name}_TIMEOUT", "value": str(waiting)})
+    return env
 
 
 def _resources(spec: PDClusterSpec, role: RoleSpec) -> dict[str, Any]:
@@ -225,8 +248,8 @@ def engine_container(
     if not reference and spec.transfer.backend is Backend.PDCLUSTER:
         mounts.append(_mount("pdtransfer-plugin", "/opt/pdtransfer/plugin", read_only=True))
         env.append({"name": "PYTHONPATH", "value": "/opt/pdtransfer/plugin"})
-    if not reference and spec.transfer.backend is Backend.NIXL and spec.transfer.plugin.name != "UCX":
-        env.append({"name": "SGLANG_DISAGGREGATION_NIXL_BACKEND", "value": spec.transfer.plugin.name})
+    if not reference:
+        env += _sglang_env(spec)
     taken = {m["mountPath"] for m in mounts}
     mounts += [dict(m) for m in role.template.volume_mounts if m.get("mountPath") not in taken]
     container: dict[str, Any] = {

@@ -126,6 +126,7 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
             _listed_everywhere_uids(observed, spec),
             recycle,
             settings,
+            extra.get("attempts"),
         )
     leaving = frozenset(plan.leaving)
 
@@ -172,6 +173,7 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
         "gated": {u: i for u, i in (gated | keep_gated).items() if u in alive},
         "blame": blamed,
         "counted": plan.counted,
+        "attempts": plan.attempts or extra.get("attempts", {}),
         "fell": gates.fell,
         "islands": {u: i for u, i in (extra.get("islands", {}) | gates.island).items() if u in alive},
         "cards": wiring.cards or {},

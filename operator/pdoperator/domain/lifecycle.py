@@ -38,6 +38,8 @@ class Plan:
     """Earliest time a backed-off slot may start again; 0 when none waits."""
     blocked: str = ""
     """Why a rollout can not go on, or ''."""
+    attempts: dict[str, int] = field(default_factory=dict)
+    """Slot key -> highest attempt number used in a name, so that a name is not used twice."""
     rolling: int = 0
     """Slots that are not at the current revision yet."""
 
@@ -96,14 +98,15 @@ def plan_pods(
     listed: frozenset[str],
     recycle: dict[str, tuple[Reason, str]],
     settings: DecideSettings,
+    attempts: dict[str, int] | None = None,
 ) -> Plan:
     """Plan for both roles. `may_launch` is False while the spec does not fit: then nothing is created
     and nothing that runs is touched. `listed` are UIDs of pods that every router lists, `recycle` pods
     that must be replaced (stale cards)."""
     if not may_launch:
-        return Plan(backoff=backoff, counted=counted)
+        return Plan(backoff=backoff, counted=counted, attempts=dict(attempts or {}))
     revisions = role_revisions(spec)
-    plan = Plan(backoff=dict(backoff), counted=counted)
+    plan = Plan(backoff=dict(backoff), counted=counted, attempts=dict(attempts or {}))
     for role in Role:
         plan = _plan_role(observed, cluster, spec, role, revisions[role], listed, recycle, settings, plan)
     alive = {p.uid for p in observed.pods}
@@ -132,6 +135,7 @@ def _plan_role(
     waiting = plan.waiting_until
     blocked = plan.blocked
     rolling = plan.rolling
+    used = dict(plan.attempts)
 
     def fail(pod: PodSeen, reason: Reason, message: str) -> None:
         deletes.append(DeletePod(pod.name, pod.uid, reason.value, message))
@@ -164,10 +168,9 @@ def _plan_role(
         ):
             del backoff[slot.key]
         rolling += bool(old) or not current
-        attempts = [p.attempt for p in [*pods, *failed, *dying] if p.replica == replica]
-        attempt = max(attempts, default=-1) + 1
-        if history:
-            attempt = max(attempt, history.failures)
+        there = [p.attempt for p in [*pods, *failed, *dying] if p.replica == replica]
+        used[slot.key] = max([used.get(slot.key, -1), (history.failures - 1) if history else -1, *there])
+        attempt = used[slot.key] + 1
         create = CreatePod(engine_pod(cluster, spec, slot, revision, attempt, settings))
         if len(current) > 1:
             # Two looks of a stale view created two: the older one stays.
@@ -195,7 +198,7 @@ def _plan_role(
                     leaving[pod.uid] = f"replaced by revision {revision}"
             elif max_unavailable(spec, wanted) <= 0 and max_surge(spec, wanted) <= 0:
                 blocked = "rollout.maxSurge and maxUnavailable are both 0: no pod may be replaced; raise one of them"
-    return Plan(tuple(creates), tuple(deletes), leaving, backoff, frozenset(counted), waiting, blocked, rolling)
+    return Plan(tuple(creates), tuple(deletes), leaving, backoff, frozenset(counted), waiting, blocked, used, rolling)
 
 
 def delete_leaving(

@@ -109,6 +109,7 @@ def engine_pod(
         names.LABEL_REVISION: revision,
         names.LABEL_LLMD_ROLE: slot.role.value,
         names.LABEL_LLMD_ENGINE: "sglang",
+        "llm-d.ai/inference-serving": "true",
     }
     own_annotations = {
         ATTEMPT_ANNOTATION: str(attempt),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pdoperator.api.quantities import scaled
-from pdoperator.api.spec import FabricType, PDClusterSpec
+from pdoperator.api.spec import FabricType, PDClusterSpec, PodTemplate
 from pdoperator.domain.containers import OWN_ENV
 from pdoperator.domain.engine_flags import owned_flags, parse_fact_flags
 from pdoperator.domain.facts import spec_facts
@@ -106,6 +106,15 @@ def spec_findings(spec: PDClusterSpec) -> list[Finding]:
                             "Add cuda_copy and cuda_ipc to UCX_TLS, or leave it unset.",
                         )
                     )
+        if spec.transfer.fabric.type is FabricType.RDMA and _not_root(side.template):
+            found.append(
+                _warn(
+                    "MemlockNotRoot",
+                    f"{where}.template runs the engine as another user than root: IPC_LOCK then does not lift the "
+                    "memlock limit (often 8 MiB), and registering KV memory for RDMA fails",
+                    "Raise memlock in the container runtime, or run the engine as root.",
+                )
+            )
         if side.nodes_per_replica > 1:
             found.append(
                 _fail(
@@ -164,6 +173,11 @@ def spec_findings(spec: PDClusterSpec) -> list[Finding]:
         except ValueError:
             found.append(_fail("Rollout", f"spec.rollout.{name} is {count!r}", "Use a count or a percentage."))
     return found
+
+
+def _not_root(template: PodTemplate) -> bool:
+    contexts = (template.security_context or {}, template.container_security_context or {})
+    return any(c.get("runAsNonRoot") or c.get("runAsUser") for c in contexts)
 
 
 def preflight(spec: PDClusterSpec, geometry: ModelGeometry | None = None) -> Preflight:

@@ -36,16 +36,18 @@ class Wiring:
 def _known(observed: Observed, view: View, before: dict[str, Peer]) -> tuple[dict[str, Peer], list[PodSeen]]:
     """Peers to put into rosters, and live pods whose cards nobody knows although they may be wired.
 
-    A pod that the operator can't reach now stays in the rosters by the cards it showed last: not
-    reaching it is no evidence that its peers can't."""
+    A pod stays in its peers' rosters by the cards it showed last while the operator can't reach it (that
+    is no evidence that its peers can't), and while it shows fewer cards than it has ranks (its sidecar
+    or a rank restarts: peers find out by themselves, and the next complete cards replace these)."""
     known: dict[str, Peer] = {}
     lost: list[PodSeen] = []
     unreached = {p.uid for p in view.unreachable}
+    refused = {r.pod.uid for r in view.refusals} - unreached
     for pod in engine_pods(observed):
         peer = view.peer(pod.uid)
         if peer is not None:
             known[pod.uid] = peer
-        elif pod.uid in unreached and pod.uid in before:
+        elif pod.uid in before and pod.uid not in refused and pod.uid not in view.foreign:
             known[pod.uid] = Peer(pod, before[pod.uid].cards, before[pod.uid].island)
         elif pod.uid in unreached and pod.kv_wired == "True" and not pod.deleting:
             lost.append(pod)
