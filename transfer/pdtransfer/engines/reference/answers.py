@@ -45,6 +45,8 @@ async def run(engine: Engine, codec: TextCodec, job: Job) -> AsyncIterator[Answe
         raise RequestError("Draining", "this engine is shutting down and takes no new requests", 503)
     if not engine.healthy:
         raise RequestError("EngineDied", engine.failed or "the engine loop does not turn", 503)
+    if engine.prepare is not None:
+        await engine.prepare(job.asked)
     loop = asyncio.get_running_loop()
     outputs: asyncio.Queue[Output] = asyncio.Queue()
     answer = Answer(job, time.monotonic())

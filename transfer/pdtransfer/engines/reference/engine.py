@@ -6,13 +6,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING
 
 from pdtransfer.engines.reference.messages import (
     Drain,
+    Introduce,
     RankDraining,
-    RankFacts,
     RankFailed,
     RankReady,
     StepDone,
@@ -24,6 +25,9 @@ from pdtransfer.engines.reference.ranks import RankGroup
 from pdtransfer.engines.reference.requests import Asked, Output
 from pdtransfer.engines.reference.scheduler import Scheduler
 from pdtransfer.engines.reference.wake import Wake
+
+if TYPE_CHECKING:
+    from pdtransfer.contract.card import RankCard
 
 log = logging.getLogger(__name__)
 IDLE_S = 1.0
@@ -43,7 +47,11 @@ class Engine:
         self._sinks: dict[str, Sink] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._beat = time.monotonic()
-        self.facts = _await_ready(ranks, options.load_timeout)
+        ready = _await_ready(ranks, options.load_timeout)
+        self.facts = tuple(r.facts for r in ready)
+        self.cards = tuple(r.card for r in ready if r.card is not None)
+        self.prepare: Callable[[Asked], Awaitable[None]] | None = None
+        """Awaited by the HTTP side before a request is submitted."""
         self._scheduler = Scheduler(options, min(f.pages for f in self.facts))
         self.draining = False
         self._stopping = False
@@ -86,6 +94,10 @@ class Engine:
     def cancel(self, rid: str, reason: str) -> None:
         """Give a request up; its pages return when the transfer allows it."""
         self._post(lambda: self._scheduler.cancel(rid, RequestError("Aborted", reason, 499)))
+
+    def introduce(self, cards: Sequence[RankCard]) -> None:
+        """Tell the ranks a peer pod's cards, before any request that is submitted later."""
+        self._post(lambda: self._ranks.send(Introduce(tuple(cards))))
 
     def drain(self) -> None:
         """Refuse new requests at once; new transfers once no request that was taken still needs one."""
@@ -164,14 +176,14 @@ class Engine:
             sink(output)
 
 
-def _await_ready(ranks: RankGroup, timeout: float) -> tuple[RankFacts, ...]:
-    """Facts of every rank once all have loaded; SetupError names what kept one from it."""
+def _await_ready(ranks: RankGroup, timeout: float) -> tuple[RankReady, ...]:
+    """First message of every rank once all have loaded; SetupError names what kept one from it."""
     deadline = time.monotonic() + timeout
-    facts: dict[int, RankFacts] = {}
-    while len(facts) < len(ranks.connections):
+    ready: dict[int, RankReady] = {}
+    while len(ready) < len(ranks.connections):
         left = deadline - time.monotonic()
         if left <= 0:
-            raise RuntimeError(f"{len(facts)} of {len(ranks.connections)} ranks loaded within {timeout:g} s")
+            raise RuntimeError(f"{len(ready)} of {len(ranks.connections)} ranks loaded within {timeout:g} s")
         for connection in wait(ranks.connections, left):
             assert isinstance(connection, Connection)
             try:
@@ -181,5 +193,5 @@ def _await_ready(ranks: RankGroup, timeout: float) -> tuple[RankFacts, ...]:
             if isinstance(message, RankFailed):
                 raise (SetupError if message.setup else RuntimeError)(message.text)
             if isinstance(message, RankReady):
-                facts[message.rank] = message.facts
-    return tuple(facts[rank] for rank in sorted(facts))
+                ready[message.rank] = message
+    return tuple(ready[rank] for rank in sorted(ready))

@@ -10,15 +10,16 @@ from typing import Protocol
 from pdtransfer.contract.base import Backend, EngineType, MemoryKind, Role
 from pdtransfer.contract.card import EngineFacts, RankCard
 from pdtransfer.contract.fingerprint import ModelIdentity
+from pdtransfer.contract.identity import pod_server_name
 from pdtransfer.contract.layout import RankLayout
 from pdtransfer.engines.reference.checkpoint import content_digest
+from pdtransfer.engines.reference.endpoints import DrainableEndpoint, IntroducedEndpoint
 from pdtransfer.engines.reference.facts import engine_version
 from pdtransfer.engines.reference.kv_pool import PagedKVPool
 from pdtransfer.engines.reference.model_config import LlamaConfig
 from pdtransfer.engines.reference.options import Options
 from pdtransfer.engines.reference.static_peers import StaticPeers
 from pdtransfer.session.api import EndpointConfig, PoolRegion, Timeouts
-from pdtransfer.session.endpoint import RankEndpoint
 from pdtransfer.sidecar.rank_link import RankLink
 
 log = logging.getLogger(__name__)
@@ -33,15 +34,6 @@ class PeerSource(Protocol):
 
     def stop(self) -> None:
         """End, and take the rank's card away."""
-
-
-class DrainableEndpoint(RankEndpoint):
-    """An endpoint that shows whether it was told to drain (by the sidecar, past the leader)."""
-
-    @property
-    def draining(self) -> bool:
-        """True once it takes no new transfers. Final."""
-        return self._draining
 
 
 class Link:
@@ -66,7 +58,7 @@ def connect(
     on_change: Callable[[], None],
 ) -> Link:
     """The link of rank `number`, started: pool registered, card shown, peers followed."""
-    endpoint = DrainableEndpoint(
+    endpoint = (IntroducedEndpoint if options.introduces else DrainableEndpoint)(
         card_template(options, config, pool.layout(number, options.tp_size), dtype),
         [
             PoolRegion(
@@ -83,6 +75,7 @@ def connect(
             listen_host=listen_host(options.advertise_host),
             advertise_host=options.advertise_host,
             tls_dir=str(options.tls_dir) if options.tls_dir else None,
+            server_name=pod_server_name(options.cluster_uid) if options.cluster_uid else EndpointConfig.server_name,
             net_devices=options.net_devices,
             timeouts=Timeouts(waiting=options.waiting_timeout, transfer=options.kv_timeout),
         ),
@@ -93,7 +86,7 @@ def connect(
         source = RankLink(options.sidecar_socket, endpoint, options.tp_size)
     elif options.peers_dir is not None:
         source = StaticPeers(options.peers_dir, endpoint)
-    else:
+    elif not options.introduces:
         log.warning("neither --sidecar-socket nor --peers-file: this rank will never have a peer")
     if source is not None:
         source.start()

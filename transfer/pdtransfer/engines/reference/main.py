@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 
 import uvicorn
+from starlette.applications import Starlette
 
 from pdtransfer.engines.reference.engine import Engine
 from pdtransfer.engines.reference.http_app import make_app
@@ -104,19 +105,23 @@ def _refuse(error: SetupError) -> int:
     return 2
 
 
-async def _serve(served: Served) -> None:
-    options = served.options
-    server = _Server(
+def _server(app: Starlette, host: str, port: int) -> _Server:
+    return _Server(
         uvicorn.Config(
-            make_app(served),
-            host=options.host,
-            port=options.port,
+            app,
+            host=host,
+            port=port,
             log_level="warning",
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=2,
         )
     )
+
+
+async def _serve(served: Served) -> None:
+    options = served.options
+    server = _server(make_app(served), options.host, options.port)
     drains: list[asyncio.Future[None]] = []
 
     def on_term() -> None:
@@ -126,7 +131,23 @@ async def _serve(served: Served) -> None:
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_term)
     log.info("serving %s on %s:%d as %s", options.served_model_name, options.host, options.port, options.mode)
-    await server.serve()
+    if options.introduces and options.mode == "decode":
+        from pdtransfer.engines.reference.bootstrap import Introductions
+
+        served.engine.prepare = Introductions(served.engine).prepare
+    if not (options.introduces and options.mode == "prefill"):
+        await server.serve()
+        return
+    from pdtransfer.engines.reference.bootstrap import bootstrap_app
+
+    log.warning("backend %s is emulated; peers meet unauthenticated on its bootstrap port", options.backend)
+    meeting = _server(bootstrap_app(served.engine), options.host, options.bootstrap_port)
+    beside = asyncio.ensure_future(meeting.serve())
+    try:
+        await server.serve()
+    finally:
+        meeting.should_exit = True
+        await beside
 
 
 async def _drain(served: Served, server: uvicorn.Server) -> None:

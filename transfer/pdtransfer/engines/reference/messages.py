@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pdtransfer.engines.reference.options import Options
 from pdtransfer.session.api import TransferState
+
+if TYPE_CHECKING:
+    from pdtransfer.contract.card import RankCard
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,13 @@ class AbortTransfer:
 
 
 @dataclass(frozen=True)
+class Introduce:
+    """Cards of a peer pod, from a bootstrap exchange."""
+
+    cards: tuple[RankCard, ...]
+
+
+@dataclass(frozen=True)
 class Drain:
     """Take no new transfers."""
 
@@ -103,7 +114,7 @@ class Stop:
     """End the rank."""
 
 
-LeaderMessage = Step | SendOpen | SendFinish | Receive | AbortTransfer | Drain | Stop
+LeaderMessage = Introduce | Step | SendOpen | SendFinish | Receive | AbortTransfer | Drain | Stop
 
 
 @dataclass(frozen=True)
@@ -131,6 +142,7 @@ class RankReady:
 
     rank: int
     facts: RankFacts
+    card: RankCard | None = None
 
 
 @dataclass(frozen=True)

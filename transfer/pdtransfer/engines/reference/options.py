@@ -55,6 +55,12 @@ class Options:
     load_timeout: float = 600.0
 
     @property
+    def introduces(self) -> bool:
+        """Peers meet through the prefill's bootstrap port, request by request, as with SGLang's own
+        backends (which are emulated then): there is no roster."""
+        return self.disaggregated and self.backend != "pdcluster" and self.peers_dir is None
+
+    @property
     def transfer_timeout(self) -> float:
         """The leader's own bound on a transfer: above all deadlines of the endpoints, which come first."""
         return self.waiting_timeout + self.kv_timeout + TRANSFER_SLACK_S

@@ -21,6 +21,7 @@ from pdtransfer.engines.reference.messages import (
     AbortTransfer,
     Configure,
     Drain,
+    Introduce,
     LeaderMessage,
     RankDraining,
     RankFailed,
@@ -81,7 +82,7 @@ def _run(connection: Connection[object, object], configure: Configure) -> int:
     from pdtransfer.engines.reference.rank_build import build_rank
 
     rank = build_rank(configure, started)
-    connection.send(RankReady(configure.rank, rank.facts))
+    connection.send(RankReady(configure.rank, rank.facts, rank.card))
     drain_told = False
     try:
         while True:
@@ -98,6 +99,8 @@ def _run(connection: Connection[object, object], configure: Configure) -> int:
                             connection.send(StepDone(message.number, sampled))
                     case SendOpen() | SendFinish() | Receive() | AbortTransfer():
                         rank.transfers.handle(message)
+                    case Introduce():
+                        rank.introduce(message.cards)
                     case Drain():
                         rank.drain()
                     case Stop():

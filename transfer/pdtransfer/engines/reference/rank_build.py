@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from pdtransfer.engines.reference.transfers import RankTransfers
 from pdtransfer.engines.reference.wake import Wake
 
 if TYPE_CHECKING:
+    from pdtransfer.contract.card import RankCard
     from pdtransfer.engines.reference.link import Link
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,16 @@ class Rank:
     def told_to_drain(self) -> bool:
         """The endpoint takes no new transfers."""
         return self.link is not None and self.link.endpoint.draining
+
+    @property
+    def card(self) -> RankCard | None:
+        """The endpoint's card."""
+        return self.link.endpoint.card if self.link is not None else None
+
+    def introduce(self, cards: Sequence[RankCard]) -> None:
+        """Make a peer pod known to the endpoint."""
+        if self.link is not None:
+            self.link.endpoint.introduce(cards)
 
     def drain(self) -> None:
         """Take no new transfers."""
