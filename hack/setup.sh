@@ -35,4 +35,6 @@ if [ ! -x .venv/bin/python ] || [ "$(cat .venv/.layer 2>/dev/null)" != "$layer" 
     echo "$layer" > .venv/.layer
 fi
 .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+# The router is a program of a package in the layer; pods look for it beside ours.
+ln -sf "$layer/bin/smg" .venv/bin/smg
 touch .venv/.ready

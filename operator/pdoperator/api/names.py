@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+# Names in certificates are the contract's: ranks check them too.
+from pdtransfer.contract.identity import OPERATOR_IDENTITY as OPERATOR_IDENTITY
+from pdtransfer.contract.identity import pod_server_name as pod_server_name
+
 GROUP = "pdcluster.io"
 VERSION = "v1alpha1"
 KIND = "PDCluster"
@@ -42,14 +46,6 @@ PORT_SIDECAR_CONTROL = 9440
 PORT_SIDECAR_HEALTH = 9441
 PORT_ROUTER_HTTP = 30000
 PORT_ROUTER_METRICS = 29000
-
-# Identities in certificates. Pods hold `pod_server_name(uid)`; only the operator may use the control API.
-OPERATOR_IDENTITY = "operator.pdcluster.internal"
-
-
-def pod_server_name(cluster_uid: str) -> str:
-    """DNS name in the certificate that all pods of one PDCluster share (the SNI peers ask for)."""
-    return f"{cluster_uid}.pod.pdcluster.internal"
 
 
 def router_name(cluster: str) -> str:

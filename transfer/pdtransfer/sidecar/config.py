@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdtransfer.contract.base import Role
+from pdtransfer.contract.identity import OPERATOR_IDENTITY
 
-OPERATOR_IDENTITY = "operator.pdcluster.internal"
 SOCKET = "/run/pdtransfer/sidecar.sock"
 CONTROL_PORT = 9440
 HEALTH_PORT = 9441
