@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from tests_operator_runtime import NOW, end_state, make_reconciler, pdcluster
+from tests_operator_runtime import NOW, end_state, make_reconciler, pdcluster, small_decide
 
 from pdoperator.api import names
 from pdoperator.domain.actions import Decision, DeletePod, EmitEvent, Memory, SetGate
@@ -214,3 +214,19 @@ async def test_an_action_that_was_dropped_by_the_network_is_done_at_the_next_loo
     kube.faults.drop.clear()
     assert not (await reconciler.once(state)).failed
     assert len(kube.of("Pod")) == 1
+
+
+async def test_the_wait_doubles_while_there_is_no_news_and_restarts_with_a_change(kube: FakeKube) -> None:
+    obj = kube.put(pdcluster(replicas=1))
+
+    def decide(observed: Any, memory: Memory, settings: Any) -> Decision:
+        done = small_decide(observed, memory, settings)
+        return Decision(done.actions, done.status, done.memory, 0.5)
+
+    reconciler, state = make_reconciler(kube, decide), state_of(obj)
+    waits = [(await reconciler.once(state)).requeue_after for _ in range(12)]
+    assert waits[:3] == [0.5, 0.5, 0.5]
+    assert sorted({w for w in waits if w > 0.5}) == [1.0, 2.0, 4.0, 5.0]
+    obj["spec"]["prefill"]["replicas"] = 2
+    kube.put(obj)
+    assert (await reconciler.once(state)).requeue_after == 0.5

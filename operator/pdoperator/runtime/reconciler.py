@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pdoperator.api.names import CONTAINER_ROUTER
 from pdoperator.domain.actions import Apply, Decision, Delete, EmitEvent, Memory
-from pdoperator.domain.observed import ClusterObject, Observed, PodSeen, RouterPodSeen
+from pdoperator.domain.observed import ClusterObject, Observed, PodAnswer, PodSeen, RouterPodSeen
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.kube.events import EventRecorder
 from pdoperator.kube.execute import Outcome
@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 _ERRORS_BEFORE_STATUS = 3
 """A 5xx or a cut connection is told in status only when it lasts; a 403 at once."""
+
+_ASK_EVERY = 2.0
+_LOOK_EVERY = 5.0
 
 
 class Decide(Protocol):
@@ -56,6 +59,9 @@ class ClusterState:
     errors: int = 0
     version: str = ""
     """resourceVersion of the PDCluster as read in this reconcile."""
+    quiet: int = 0
+    """Looks in a row that found nothing new, did nothing and wrote nothing."""
+    answers: dict[str, PodAnswer] = field(default_factory=dict)
     stale: bool = False
     """The status of this reconcile was refused because the object had changed."""
 
@@ -117,10 +123,15 @@ class Reconciler:
             self._observer.invalidate(state.uid)
         problems = [o.problem for o in outcomes if o.problem is not None]
         state.problem = problems[0] if problems else None
-        written = await self._write_status(cluster, state, self._status(cluster, decision, outcomes))
+        status = self._status(cluster, decision, outcomes)
+        written = await self._write_status(cluster, state, status)
+        busy = status is not None or any(not isinstance(a, EmitEvent) for a in decision.actions)
+        state.quiet = 0 if busy or _news(state.answers, observed.answers) else state.quiet + 1
+        state.answers = observed.answers
         failed = bool(problems) or not written
         state.errors = state.errors + 1 if failed else 0
-        return Result(requeue_after=0.1 if state.stale else decision.requeue_after, failed=failed)
+        wait = _stretched(decision.requeue_after, state.quiet, bool(observed.answers or observed.routers))
+        return Result(requeue_after=0.1 if state.stale else wait, failed=failed)
 
     async def forget(self, uid: str) -> None:
         """Free what is kept for a PDCluster that is gone."""
@@ -225,6 +236,22 @@ class Reconciler:
             await self._events.emit(cluster, EmitEvent("Warning", str(problem.reason), problem.message))
         except KubeError as error:
             log.warning("namespace=%s name=%s action=event error=%r", cluster.namespace, cluster.name, str(error))
+
+
+def _news(before: dict[str, PodAnswer], after: dict[str, PodAnswer]) -> bool:
+    """Did any pod say something else than last time? (An unchanged card is the same object: a 304.)"""
+    return before.keys() != after.keys() or any(
+        (a.error, a.verdicts) != (before[uid].error, before[uid].verdicts) or a.cards is not before[uid].cards
+        for uid, a in after.items()
+    )
+
+
+def _stretched(wanted: float, quiet: int, anyone_to_ask: bool) -> float:
+    """A model that loads for minutes need not be looked at twice a second: the wait doubles while there
+    is no news. What pods do in the API wakes us anyway; what only a sidecar or a router can tell is
+    asked for at least every 2 s."""
+    limit = _ASK_EVERY if anyone_to_ask else _LOOK_EVERY
+    return max(wanted, min(limit, wanted * 2.0 ** min(max(0, quiet - 2), 10)))
 
 
 def _where(state: ClusterState) -> str:
