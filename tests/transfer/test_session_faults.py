@@ -238,16 +238,47 @@ def test_an_abort_by_decode_is_acknowledged_after_the_drain(world, when):
         assert (sender.wait(2) is FAILED and "retracted" in str(sender.error)) or isinstance(sender.error, Aborted)
 
 
-def test_a_retracted_room_comes_back_as_a_new_attempt(world):
+@pytest.mark.parametrize("sent", ["before the request", "before the abort", "after the abort", "after the retry"])
+def test_a_retracted_room_comes_back_as_a_new_attempt(world, sent):
     (prefill,), (decode,) = world.pair()
+    prefill.agent.faults.delay_polls = 20
+    senders = []
+    if sent == "before the request":
+        senders.append(give(prefill, 1, [1]))
     first = ask(decode, 1, [4])
+    if sent == "before the abort":
+        senders.append(give(prefill, 1, [1]))
+    first.abort("retracted")
+    if sent == "after the abort":
+        senders.append(give(prefill, 1, [1]))
+    if first.wait(2) is SUCCESS:
+        assert sent == "before the request"  # it may have been faster
+        return
+    second = ask(decode, 1, [6], attempt=1)
+    if sent == "after the retry":
+        senders.append(give(prefill, 1, [1]))
+    elif until(lambda: senders[0].state is SUCCESS or second.state is SUCCESS) and second.state is not SUCCESS:
+        give(prefill, 1, [1])  # the first attempt was served before its abort came: prefill runs again
+    assert second.wait(3) is SUCCESS, second.error
+    assert decode.pool.holds(1, [6]) and decode.pool.untouched([4, 6])
+    assert until(lambda: first.pages_releasable)
+
+
+def test_a_retry_is_served_while_the_first_attempt_is_still_in_flight(world):
+    (prefill,), (decode,) = world.pair()
+    prefill.agent.faults.stall.add(prefill.agent.posts + 1)
+    first = ask(decode, 1, [4])
+    sender = give(prefill, 1, [1])
+    assert until(lambda: prefill.agent.faults.seen)
     first.abort("retracted")
     assert first.wait(2) is FAILED
     second = ask(decode, 1, [6], attempt=1)
-    give(prefill, 1, [1])
-    assert second.wait(3) is SUCCESS
+    assert second.wait(3) is SUCCESS and sender.wait(1) is SUCCESS
     assert decode.pool.holds(1, [6]) and decode.pool.untouched([6])
-    assert first.pages_releasable
+    assert not first.pages_releasable
+    world.hub.unstall(prefill.agent.name)  # lands in page 4, which is quarantined
+    assert until(lambda: first.pages_releasable)
+    assert decode.pool.untouched([4, 6]) and decode.pool.holds(1, [4])
 
 
 def test_a_duplicated_request_moves_no_byte_twice_and_one_with_other_pages_moves_none(world):

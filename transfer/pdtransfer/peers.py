@@ -115,6 +115,27 @@ def required_askers(prefill: RankCard, decode: RankCard) -> int:
     return max(1, count * stages)
 
 
+def coverage_gap(sources: Iterable[RankCard], decode: RankCard) -> str | None:
+    """What the decode rank holds and these prefill ranks do not send together, or None."""
+    sources = tuple(sources)
+    mine = decode.layout
+    wanted = mine.heads.count if mine.heads else 1
+    for region in mine.regions:
+        heads = 0
+        for layout in (c.layout for c in sources):
+            if not any(r.key == region.key for r in layout.regions):
+                continue
+            if mine.heads is None or layout.heads is None:
+                heads += 1
+                continue
+            low = max(mine.heads.first, layout.heads.first)
+            high = min(mine.heads.first + mine.heads.count, layout.heads.first + layout.heads.count)
+            heads += max(0, high - low)
+        if heads < wanted:
+            return f"the rostered prefill ranks hold {heads} of {wanted} KV heads of layer {region.layer}"
+    return None
+
+
 @dataclass(eq=False)
 class Peer:
     """A wired (or to be wired) peer rank, held by the endpoint's thread."""

@@ -12,7 +12,6 @@ import binascii
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from pdtransfer import errors
 from pdtransfer.contract.card import RankCard
@@ -23,53 +22,9 @@ from pdtransfer.plan import check_pages, plan
 from pdtransfer.session.api import TransferState
 from pdtransfer.session.core import Core
 from pdtransfer.session.frames import Abort, AbortAck, Done, Failed, Request, Started
+from pdtransfer.session.receives import BY_REASON, Leg, Receive
 from pdtransfer.session.transfers import ReceiveTransfer
 from pdtransfer.session.wiring import Wiring
-
-_BY_REASON = {
-    c.reason: c
-    for c in (
-        errors.PeerNotRostered,
-        errors.PeerReplaced,
-        errors.PeerUnreachable,
-        errors.LayoutMismatch,
-        errors.StaleRegistration,
-        errors.DeadlineExceeded,
-        errors.Aborted,
-        errors.ChecksumMismatch,
-        errors.Draining,
-        errors.AgentError,
-    )
-}
-
-
-@dataclass(eq=False)
-class Leg:
-    """One prefill rank's part."""
-
-    card: RankCard
-    request: Request
-    nbytes: int
-    peer: Peer | None = None
-    sent: bool = False
-    """The request may have reached the source."""
-    done: bool = False
-    settled: bool = False
-    metadata: bytes = b""
-
-
-@dataclass(eq=False)
-class Receive:
-    """One room's receive over all legs."""
-
-    transfer: ReceiveTransfer
-    key: tuple[int, int]
-    legs: dict[PeerKey, Leg]
-    deadline: float
-    connect_by: float
-    counted: str = ""
-    bytes_done: int = 0
-    chunks: int = field(default=0)
 
 
 class DestinationSide:
@@ -176,7 +131,7 @@ class DestinationSide:
                     leg.sent = True
                     self._wiring.send(peer, leg.request)
             elif leg.sent and not leg.settled:
-                self._wiring.send(peer, Abort(**_ids(leg.request), reason="settle"))
+                self._wiring.send(peer, Abort(**leg.request.ids, reason="settle"))
 
     def on_started(self, peer: Peer, frame: Started) -> None:
         """Bytes are coming."""
@@ -217,7 +172,7 @@ class DestinationSide:
             return
         if frame.settled:
             self._settle(receive, leg)
-        kind = _BY_REASON.get(frame.reason, TransferError)
+        kind = BY_REASON.get(frame.reason, TransferError)
         self._fail(
             receive,
             kind(frame.message, peer=peer.label, rank=peer.card.rank, bytes_done=receive.bytes_done + frame.nbytes),
@@ -307,7 +262,7 @@ class DestinationSide:
             if not leg.sent:
                 self._settle(receive, leg)
             elif leg.peer is not None:
-                self._wiring.send(leg.peer, Abort(**_ids(leg.request), reason=error.reason))
+                self._wiring.send(leg.peer, Abort(**leg.request.ids, reason=error.reason))
         if all(leg.settled for leg in receive.legs.values()):
             self._settling.pop(receive.key, None)
         self._core.count("receives_failed")
@@ -341,12 +296,3 @@ class DestinationSide:
     def _crashed(self, error: Exception) -> None:
         for receive in (*self._live.values(), *self._settling.values()):
             receive.transfer.cell.move(TransferState.FAILED, error)
-
-
-def _ids(request: Request) -> dict[str, object]:
-    return {
-        "room": request.room,
-        "attempt": request.attempt,
-        "source": request.source,
-        "destination": request.destination,
-    }

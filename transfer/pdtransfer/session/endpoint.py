@@ -18,7 +18,7 @@ from pdtransfer.contract.layout import Region, RegionKind
 from pdtransfer.contract.pairing import meet
 from pdtransfer.contract.verdict import Verdict, VerdictState
 from pdtransfer.errors import Draining, LayoutMismatch, PeerNotRostered, PeerUnreachable, TransferError
-from pdtransfer.peers import Peer, key_of, real_kind
+from pdtransfer.peers import Peer, coverage_gap, key_of, real_kind
 from pdtransfer.session.api import EndpointConfig, PoolRegion
 from pdtransfer.session.core import Core
 from pdtransfer.session.destination import DestinationSide
@@ -187,25 +187,9 @@ class RankEndpoint:
         together they must hold every region and head of this rank."""
         cards = self.peers_for(bootstrap)
         cards = tuple(c for c in cards if c.layout.coordinates.dp == room % c.layout.coordinates.dp_size)
-        mine = self._card.layout
-        for region in mine.regions:
-            heads = 0
-            for card in cards:
-                if not any(r.key == region.key for r in card.layout.regions):
-                    continue
-                if mine.heads is None or card.layout.heads is None:
-                    heads += 1
-                    continue
-                low = max(mine.heads.first, card.layout.heads.first)
-                high = min(mine.heads.first + mine.heads.count, card.layout.heads.first + card.layout.heads.count)
-                heads += max(0, high - low)
-            wanted = mine.heads.count if mine.heads else 1
-            if heads < wanted:
-                raise PeerNotRostered(
-                    f"the rostered prefill ranks hold {heads} of {wanted} KV heads of layer {region.layer}",
-                    room=room,
-                    peer=bootstrap,
-                )
+        gap = coverage_gap(cards, self._card)
+        if gap is not None:
+            raise PeerNotRostered(gap, room=room, peer=bootstrap)
         return cards
 
     def send(self, *, room: int, tokens: int) -> SendTransfer:

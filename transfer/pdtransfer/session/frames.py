@@ -7,7 +7,7 @@ that does not decode ends the connection. Frames are bounded, so a peer can't fi
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -72,6 +72,16 @@ class _Identified(_Frame):
     def identity(self) -> Identity:
         """The four parts as one value."""
         return Identity(self.room, self.attempt, self.source, self.destination)
+
+    @property
+    def ids(self) -> dict[str, Any]:
+        """The four parts as keywords of another frame."""
+        return {
+            "room": self.room,
+            "attempt": self.attempt,
+            "source": self.source,
+            "destination": self.destination,
+        }
 
 
 class Request(_Identified):

@@ -8,17 +8,13 @@ real VRAM is first read into scratch by the agent itself (a loopback transfer).
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import hashlib
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pdtransfer.agent.port import AgentFailure
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.contract.card import RankCard
 from pdtransfer.errors import ChecksumMismatch, DeadlineExceeded, PeerUnreachable, TransferError
@@ -36,10 +32,10 @@ from pdtransfer.session.frames import (
     ProbeOpen,
     Sample,
 )
+from pdtransfer.session.lender import SAMPLE_BYTES, Lender, digest
 from pdtransfer.session.scratch import BLOCK, Scratch
 
 SAMPLE_REGIONS = 8
-SAMPLE_BYTES = 64 << 10
 SAMPLES = 2 * SAMPLE_REGIONS
 CONCURRENT = 2
 TRIES = 3
@@ -61,11 +57,6 @@ def choose_samples(card: RankCard) -> tuple[Sample, ...]:
     )
 
 
-def digest(data: bytes) -> str:
-    """Digest that both sides compute."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
 @dataclass(frozen=True)
 class ProbeResult:
     """What was moved and proven."""
@@ -76,13 +67,6 @@ class ProbeResult:
     samples: int
 
 
-@dataclass(eq=False)
-class _Lent:
-    samples: tuple[Sample, ...]
-    address: int
-    until: float
-
-
 class Prober:
     """Both ends of a probe. Runs in the core's thread."""
 
@@ -90,17 +74,14 @@ class Prober:
         self._core = core
         self._card = card
         self.scratch = Scratch()
+        self._lender = Lender(core, self.scratch, card)
         self._answers: dict[tuple[Peer, int], asyncio.Future[Any]] = {}
-        self._lent: dict[tuple[Peer, int], _Lent] = {}
         self._turn = asyncio.Semaphore(CONCURRENT)
         self._seq = 0
-        self._lost: dict[Peer, int] = {}
-        """Slots a peer may still write to: lent to that same peer again, to no other."""
         self._active: set[int] = set()
         """Own slots with a transfer in flight."""
         self._abandoned: set[int] = set()
         """Those whose probe has ended."""
-        core.ticks.append(self._tick)
 
     # --- this side asks ---------------------------------------------------------------------
 
@@ -231,7 +212,7 @@ class Prober:
             raise TransferError("the peer answered something else", peer=peer.label)
         return got
 
-    # --- the peer asks ----------------------------------------------------------------------
+    # --- frames ----------------------------------------------------------------------
 
     def on_frame(self, peer: Peer, frame: ProbeFrame) -> None:
         """Answer, or hand an answer to who waits for it."""
@@ -240,98 +221,16 @@ class Prober:
             waiting = self._answers.get(key)
             if waiting is not None and not waiting.done():
                 waiting.set_result(frame)
-        elif isinstance(frame, ProbeOpen):
-            self._core.spawn(self._lend(peer, frame), "probe-lend")
-        elif isinstance(frame, ProbeClose):
-            self._take_back(key, frame.settled)
-        elif key in self._lent:
-            self._core.spawn(self._answer(peer, frame, self._lent[key]), "probe-answer")
-
-    async def _lend(self, peer: Peer, frame: ProbeOpen) -> None:
-        key = (peer, frame.seq)
-        self._take_back(key, True)
-        address = self._lost.pop(peer, None) or self.scratch.take()
-        grant = ProbeGrant(seq=frame.seq)
-        if address is not None:
-            self._lent[key] = _Lent(frame.samples, address, time.monotonic() + 2 * self._core.timeouts.probe)
-            self._core.hot(1)
-            grant = ProbeGrant(seq=frame.seq, address=address, nbytes=BLOCK, digests=await self._hash(frame.samples))
-        if peer.channel is not None:
-            peer.channel.send(grant)
-
-    async def _answer(self, peer: Peer, frame: ProbeHash | ProbeCheck, lent: _Lent) -> None:
-        answer: ProbeDigests | ProbeChecked
-        if isinstance(frame, ProbeHash):
-            answer = ProbeDigests(seq=frame.seq, digests=await self._hash(lent.samples))
         else:
-            answer = ProbeChecked(seq=frame.seq, digest=digest(self.scratch.read(lent.address, BLOCK)))
-        if peer.channel is not None:
-            peer.channel.send(answer)
-
-    async def _hash(self, samples: Sequence[Sample]) -> tuple[str, ...]:
-        card: RankCard = self._card()
-        found = []
-        for sample in samples:
-            if sample.region >= len(card.layout.regions):
-                return ()
-            region = card.layout.regions[sample.region]
-            if sample.page >= region.items or sample.nbytes > min(SAMPLE_BYTES, region.item_bytes):
-                return ()
-            at = region.address + sample.page * region.item_bytes
-            kind = real_kind(card, region.memory or MemoryKind.DRAM)
-            if kind is MemoryKind.DRAM:
-                found.append(digest(ctypes.string_at(at, sample.nbytes)))
-            else:
-                found.append(await self._hash_device(card, at, sample.nbytes, region.device))
-        return tuple(found)
-
-    async def _hash_device(self, card: RankCard, address: int, size: int, device: int) -> str:
-        """Device memory, copied to scratch by a loopback READ of our own agent."""
-        slot = self.scratch.take()
-        if slot is None:
-            return ""
-        agent = self._core.agent
-        one = np.zeros(1, dtype=np.int32)
-        local = agent.prepare(None, np.array([[slot, size, 0]], dtype=np.uint64), MemoryKind.DRAM)
-        remote = agent.prepare(card.agent_name, np.array([[address, size, device]], dtype=np.uint64), MemoryKind.VRAM)
-        try:
-            handle = agent.post("READ", local, one, remote, one)
-            until = time.monotonic() + self._core.timeouts.probe
-            while agent.poll(handle).value != "Done":
-                if time.monotonic() > until:
-                    return ""  # the slot stays taken: the copy may still land in it
-                await asyncio.sleep(0)
-            agent.release(handle)
-        except AgentFailure:
-            return ""
-        found = digest(self.scratch.read(slot, size))
-        self.scratch.give(slot)
-        return found
-
-    def _take_back(self, key: tuple[Peer, int], settled: bool) -> None:
-        lent = self._lent.pop(key, None)
-        if lent is not None:
-            self._core.hot(-1)
-            if settled:
-                self.scratch.give(lent.address)
-            else:
-                self._lost[key[0]] = lent.address
+            self._lender.on_frame(peer, frame)
 
     def forget(self, peer: Peer) -> None:
         """The peer is gone for good."""
-        address = self._lost.pop(peer, None)
-        if address is not None:
-            self.scratch.give(address)
+        self._lender.forget(peer)
 
     def on_disconnected(self, peer: Peer) -> None:
         """Who waits for the peer's answer waits no more; lent scratch is not lent again."""
         for (who, _), answer in list(self._answers.items()):
             if who is peer and not answer.done():
                 answer.set_exception(PeerUnreachable("the control connection ended", peer=peer.label))
-        for key in [k for k in self._lent if k[0] is peer]:
-            self._take_back(key, False)
-
-    def _tick(self, now: float) -> None:
-        for key, lent in list(self._lent.items()):
-            if now > lent.until:
-                self._take_back(key, False)
+        self._lender.on_disconnected(peer)

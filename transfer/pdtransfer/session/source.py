@@ -8,11 +8,9 @@ the engine's `Sender` ends only when its handles have settled or the settle dead
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import logging
 import time
-from dataclasses import dataclass, field
 
 from pdtransfer.agent.port import AgentFailure
 from pdtransfer.errors import (
@@ -23,76 +21,18 @@ from pdtransfer.errors import (
     PeerReplaced,
     TransferError,
 )
-from pdtransfer.mover.executor import Job, batches
-from pdtransfer.peers import Peer, PeerKey, real_kind
-from pdtransfer.plan import check_pages, plan
-from pdtransfer.session.api import Identity, TransferState
+from pdtransfer.mover.executor import Job
+from pdtransfer.peers import Peer, PeerKey
+from pdtransfer.plan import check_pages
+from pdtransfer.session.api import TransferState
 from pdtransfer.session.core import Core
+from pdtransfer.session.feeder import Leg, Room, feed_chunks
 from pdtransfer.session.frames import Abort, AbortAck, Done, Failed, Request, Started
+from pdtransfer.session.tombstones import Tombstones
 from pdtransfer.session.transfers import Chunk, SendTransfer
 from pdtransfer.session.wiring import Wiring
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class Leg:
-    """One decode rank's request."""
-
-    peer: Peer
-    request: Request
-    deadline: float
-    job: Job | None = None
-    task: asyncio.Task[None] | None = None
-    error: TransferError | None = None
-    done: bool = False
-    sent_pages: int = 0
-
-    @property
-    def over(self) -> bool:
-        """Nothing of it is posted or will be, as far as is known."""
-        return self.done or (self.error is not None and (self.job is None or self.job.finished))
-
-
-@dataclass(eq=False)
-class Room:
-    """What the engine handed over for one room, and who takes it."""
-
-    sender: SendTransfer
-    deadline: float
-    chunks: list[Chunk] = field(default_factory=list)
-    metadata: bytes | None = None
-    legs: dict[PeerKey, Leg] = field(default_factory=dict)
-    error: TransferError | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def tell(self) -> None:
-        """Wake every leg."""
-        self.news.set()
-        self.news = asyncio.Event()
-
-    @property
-    def required(self) -> int:
-        """Decode ranks that have to be served."""
-        return max((leg.request.required for leg in self.legs.values()), default=1)
-
-
-@dataclass(frozen=True)
-class Tombstone:
-    """How an identity ended, and what its request was."""
-
-    request: Request | None
-    answer: Done | Failed | AbortAck
-    until: float
-
-
-def _ids(identity: Identity) -> dict[str, object]:
-    return {
-        "room": identity.room,
-        "attempt": identity.attempt,
-        "source": identity.source_incarnation,
-        "destination": identity.destination_incarnation,
-    }
 
 
 class SourceSide:
@@ -104,7 +44,7 @@ class SourceSide:
         self._rooms: dict[int, Room] = {}
         self._pending: dict[int, dict[PeerKey, Leg]] = {}
         self._dead_rooms: dict[int, tuple[float, TransferError]] = {}
-        self._tombs: dict[tuple[PeerKey, Identity], Tombstone] = {}
+        self._tombs = Tombstones(2 * (core.timeouts.waiting + core.timeouts.transfer))
         self._draining_legs: set[Leg] = set()
         self._lost_agents: set[str] = set()
         """Agents a handle to which errored: parts of it may land at any time."""
@@ -159,7 +99,7 @@ class SourceSide:
         if identity.source_incarnation != mine or identity.destination_incarnation != peer.card.incarnation:
             self._refuse(peer, request, PeerReplaced(f"the request is for incarnation {identity.source_incarnation}"))
             return
-        tomb = self._tombs.get(key)
+        tomb = self._tombs.get(*key)
         if tomb is not None:
             if tomb.request is not None and tomb.request != request:
                 self._refuse(peer, request, Aborted("this identity was used for another request"), bury=False)
@@ -171,7 +111,7 @@ class SourceSide:
             if held.request != request:
                 self._refuse(peer, request, Aborted("this identity is in use for another request"), bury=False)
             elif held.job is not None and held.job.bytes_queued:
-                self._wiring.send(peer, Started(**_ids(identity)))
+                self._wiring.send(peer, Started(**request.ids))
             return
         if held is not None and held.request.attempt > request.attempt:
             self._refuse(peer, request, Aborted(f"attempt {held.request.attempt} took its place"))
@@ -209,18 +149,20 @@ class SourceSide:
         if leg is not None and leg.request.identity == identity:
             room = self._rooms.get(abort.room)
             error = Aborted(f"decode gave up: {abort.reason}", room=abort.room, peer=peer.label)
+            if room is not None and room.legs.get(peer.key) is leg:
+                # A retracted request may come back with its next attempt, in either order with
+                # the engine's next send: keep what was handed over for a moment.
+                room.given_up = (time.monotonic() + self._core.timeouts.settle, error)
             self._abandon(leg, error)
-            if room is not None and peer.key in room.legs:
-                self._fail_room(room, error)
             return
         for old in self._draining_legs:
             if old.peer is peer and old.request.identity == identity:
                 return  # acknowledged by _job_drained
-        tomb = self._tombs.get(key)
+        tomb = self._tombs.get(*key)
         if tomb is None or isinstance(tomb.answer, Done | AbortAck) or tomb.answer.settled:
-            ack = AbortAck(**_ids(identity))
+            ack = AbortAck(**abort.ids)
             if tomb is None:
-                self._bury(peer.key, None, identity, ack)
+                self._tombs.add(peer.key, None, identity, ack)
             self._wiring.send(peer, ack)
 
     def on_peer_gone(self, peer: Peer, error: TransferError) -> None:
@@ -249,6 +191,7 @@ class SourceSide:
 
     def _attach(self, room: Room, leg: Leg) -> None:
         room.legs[leg.peer.key] = leg
+        room.given_up = None
         if leg.request.tokens != room.sender.tokens:
             error = LayoutMismatch(
                 f"decode asks for {leg.request.tokens} tokens, prefill has {room.sender.tokens}",
@@ -269,73 +212,10 @@ class SourceSide:
     async def _feed(self, room: Room, leg: Leg) -> None:
         """Plan and queue chunk by chunk, each only after its ready event."""
         try:
-            await self._feed_chunks(room, leg)
+            await feed_chunks(self._core, self._wiring, room, leg)
         except TransferError as error:
             error.room, error.peer = room.sender.room, leg.peer.label
             self._fail_room(room, error)
-
-    async def _feed_chunks(self, room: Room, leg: Leg) -> None:
-        job, request = leg.job, leg.request
-        assert job is not None
-        source, destination = self._wiring.card.layout, leg.peer.card.layout
-        index = 0
-        while leg.error is None and room.error is None:
-            if index == len(room.chunks):
-                if room.metadata is None:
-                    await room.news.wait()
-                    continue
-                break
-            chunk = room.chunks[index]
-            index += 1
-            await self._ready(room, leg, chunk)
-            if leg.error is not None or room.error is not None:
-                return
-            low = max(chunk.first_page, request.first_page)
-            high = min(chunk.first_page + len(chunk.pages), request.first_page + len(request.pages))
-            if low >= high:
-                continue
-            made = plan(
-                source,
-                destination,
-                chunk.pages[low - chunk.first_page : high - chunk.first_page],
-                request.pages[low - request.first_page : high - request.first_page],
-            )
-            job.deadline = time.monotonic() + self._core.timeouts.transfer
-            room.sender.cell.move(TransferState.TRANSFERRING)
-            self._wiring.send(leg.peer, Started(**_ids(request.identity)))
-            leg.sent_pages += high - low
-            self._core.mover.add(
-                job,
-                batches(
-                    made,
-                    lambda kind: real_kind(self._wiring.card, kind),
-                    lambda kind: real_kind(leg.peer.card, kind),
-                ),
-            )
-            self._core.wake()
-        if leg.error is None and room.error is None:
-            if leg.sent_pages != len(request.pages):
-                raise LayoutMismatch(
-                    f"prefill handed over {leg.sent_pages} of {len(request.pages)} pages decode asked for"
-                )
-            job.deadline = time.monotonic() + self._core.timeouts.transfer
-            self._core.mover.close(job)
-
-    async def _ready(self, room: Room, leg: Leg, chunk: Chunk) -> None:
-        until = time.monotonic() + self._core.timeouts.transfer
-        pause = 0.0
-        while True:
-            try:
-                if chunk.ready.wait(0.0):
-                    return
-            except Exception as error:
-                raise TransferError(f"the ready event failed: {error!r}") from error
-            if leg.error is not None or room.error is not None:
-                return
-            if time.monotonic() > until:
-                raise DeadlineExceeded("the chunk's ready event never came")
-            await asyncio.sleep(pause)
-            pause = min(0.002, pause + 0.0005)
 
     def _job_finished(self, room: Room, leg: Leg) -> None:
         job = leg.job
@@ -345,11 +225,11 @@ class SourceSide:
         if job.error is None:
             leg.done = True
             done = Done(
-                **_ids(identity),
+                **leg.request.ids,
                 nbytes=job.bytes_done,
                 metadata=base64.b64encode(room.metadata or b"").decode(),
             )
-            self._bury(leg.peer.key, leg.request, identity, done)
+            self._tombs.add(leg.peer.key, leg.request, identity, done)
             self._wiring.send(leg.peer, done)
             self._conclude(room)
             return
@@ -372,8 +252,8 @@ class SourceSide:
 
     def _job_drained(self, leg: Leg) -> None:
         self._draining_legs.discard(leg)
-        ack = AbortAck(**_ids(leg.request.identity))
-        self._bury(leg.peer.key, leg.request, leg.request.identity, ack)
+        ack = AbortAck(**leg.request.ids)
+        self._tombs.add(leg.peer.key, leg.request, leg.request.identity, ack)
         self._wiring.send(leg.peer, ack)
 
     def _abandon(self, leg: Leg, error: TransferError) -> None:
@@ -398,20 +278,20 @@ class SourceSide:
         assert error is not None
         settled = leg.job is None or leg.job.settled
         failed = Failed(
-            **_ids(leg.request.identity),
+            **leg.request.ids,
             reason=error.reason,
             message=error.message,
             nbytes=leg.job.bytes_done if leg.job else 0,
             settled=settled,
         )
-        self._bury(leg.peer.key, leg.request, leg.request.identity, failed)
+        self._tombs.add(leg.peer.key, leg.request, leg.request.identity, failed)
         self._wiring.send(leg.peer, failed)
 
     def _refuse(self, peer: Peer, request: Request, error: TransferError, bury: bool = True) -> None:
         self._core.count("requests_refused")
-        failed = Failed(**_ids(request.identity), reason=error.reason, message=error.message, settled=bury)
+        failed = Failed(**request.ids, reason=error.reason, message=error.message, settled=bury)
         if bury:
-            self._bury(peer.key, request, request.identity, failed)
+            self._tombs.add(peer.key, request, request.identity, failed)
         self._wiring.send(peer, failed)
 
     def _fail_room(self, room: Room, error: TransferError) -> None:
@@ -444,13 +324,6 @@ class SourceSide:
             return
         self._core.changed()
 
-    def _bury(
-        self, key: PeerKey, request: Request | None, identity: Identity, answer: Done | Failed | AbortAck
-    ) -> None:
-        keep = 2 * (self._core.timeouts.waiting + self._core.timeouts.transfer)
-        self._tombs.pop((key, identity), None)  # so that the oldest is always first
-        self._tombs[(key, identity)] = Tombstone(request, answer, time.monotonic() + keep)
-
     # --- time -------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> None:
@@ -463,6 +336,8 @@ class SourceSide:
                         room=room.sender.room,
                     ),
                 )
+            if room.error is None and room.given_up is not None and now > room.given_up[0]:
+                self._fail_room(room, room.given_up[1])
             limit = room.deadline + self._core.timeouts.transfer
             if room.error is None and room.metadata is None and now > limit:
                 late = DeadlineExceeded("prefill handed over nothing more", room=room.sender.room)
@@ -471,11 +346,7 @@ class SourceSide:
             for leg in list(legs.values()):
                 if now > leg.deadline:
                     self._abandon(leg, DeadlineExceeded("prefill did not start in time", room=leg.request.room))
-        if self._tombs:
-            first = next(iter(self._tombs))
-            while self._tombs and self._tombs[first].until < now:
-                del self._tombs[first]
-                first = next(iter(self._tombs), first)
+        self._tombs.expire(now)
         for number, (until, _) in list(self._dead_rooms.items()):
             if until < now:
                 del self._dead_rooms[number]

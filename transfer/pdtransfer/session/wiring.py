@@ -34,9 +34,10 @@ from pdtransfer.errors import (
     TransferError,
 )
 from pdtransfer.peers import Peer, PeerKey, first_verdict, refusal, roster_change
-from pdtransfer.session.channel import Channel, client_context, renew, server_context, stamp
+from pdtransfer.session.channel import Channel, renew, server_context, stamp
 from pdtransfer.session.core import Core
 from pdtransfer.session.frames import MAX_HELLO, Frame, FrameError, Hello, Refused, Welcome
+from pdtransfer.session.handshake import admit, greet
 from pdtransfer.session.probe import Prober
 
 logger = logging.getLogger(__name__)
@@ -47,9 +48,6 @@ REPROBE = 1.0
 """Seconds before a connected peer that failed its probe is probed again."""
 DEATH_PROGRESS = 0.2
 """Seconds of progress before a dead peer's bytes count as landed."""
-
-
-_REFUSALS: dict[str, type[TransferError]] = {c.reason: c for c in (PeerReplaced, PeerNotRostered, LayoutMismatch)}
 
 
 class Hooks(Protocol):
@@ -174,7 +172,8 @@ class Wiring:
         pause = BACKOFF[0]
         while not peer.dead and (not peer.retired or self.hooks.owes(peer)):
             try:
-                channel = await asyncio.wait_for(self._greet(peer), self._core.timeouts.connect)
+                hands = greet(self.card, peer, self._core.config, self.hooks.on_drained)
+                channel = await asyncio.wait_for(hands, self._core.timeouts.connect)
             except PeerNotRostered as error:
                 # Rosters reach the two sides one after the other: for a while that is no finding.
                 young = time.monotonic() - peer.known_at < self._core.timeouts.probe
@@ -196,61 +195,13 @@ class Wiring:
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(BACKOFF[1], pause * 2)
 
-    async def _greet(self, peer: Peer) -> Channel:
-        card = peer.card
-        host, _, port = card.control.rpartition(":")
-        tls = client_context(self._core.config.tls_dir)
-        reader, writer = await asyncio.open_connection(
-            host.strip("[]"),
-            int(port),
-            ssl=tls,
-            server_hostname=self._core.config.server_name if tls else None,
-        )
-        channel = Channel(reader, writer)
-        try:
-            channel.send(
-                Hello(
-                    cluster_uid=self.card.cluster_uid,
-                    pod_uid=self.card.pod_uid,
-                    incarnation=self.card.incarnation,
-                    rank=self.card.rank,
-                    agent_name=self.card.agent_name,
-                    layout_hash=self.card.layout_hash,
-                    to_pod_uid=card.pod_uid,
-                    to_incarnation=card.incarnation,
-                    to_rank=card.rank,
-                )
-            )
-            answer = await channel.receive(MAX_HELLO)
-            if isinstance(answer, Refused):
-                if answer.reason == PeerReplaced.reason:
-                    peer.refused_since = True
-                if answer.drained:
-                    self.hooks.on_drained(peer)
-                kind = _REFUSALS.get(answer.reason, PeerUnreachable)
-                raise kind(answer.message or answer.reason, peer=peer.label)
-            if not isinstance(answer, Welcome):
-                raise PeerUnreachable("the connection ended in the handshake", peer=peer.label)
-            if (answer.pod_uid, answer.incarnation, answer.rank, answer.agent_name) != (
-                card.pod_uid,
-                card.incarnation,
-                card.rank,
-                card.agent_name,
-            ):
-                peer.refused_since = True
-                raise PeerReplaced("another rank answers at this address", peer=peer.label)
-        except BaseException:
-            channel.close()
-            raise
-        return channel
-
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         channel = Channel(reader, writer)
         try:
             hello = await asyncio.wait_for(channel.receive(MAX_HELLO), self._core.timeouts.connect)
             if not isinstance(hello, Hello):
                 return
-            answer = self._admit(hello)
+            answer = admit(self.card, self._peers, self.hooks.drained, hello)
             if isinstance(answer, Refused):
                 self._core.count("connections_refused")
                 channel.send(answer)
@@ -272,33 +223,6 @@ class Wiring:
             self._core.crash(error)
         finally:
             channel.close()
-
-    def _admit(self, hello: Hello) -> Peer | Refused:
-        mine = self.card
-        if hello.cluster_uid != mine.cluster_uid:
-            return Refused(reason="OtherCluster", message=f"this is PDCluster {mine.cluster_uid}")
-        if (hello.to_pod_uid, hello.to_incarnation, hello.to_rank) != (mine.pod_uid, mine.incarnation, mine.rank):
-            return Refused(
-                reason=PeerReplaced.reason,
-                message=f"here is pod {mine.pod_uid} rank {mine.rank} incarnation {mine.incarnation}",
-            )
-        peer = self._peers.get((hello.pod_uid, hello.rank))
-        if peer is None:
-            return Refused(
-                reason=PeerNotRostered.reason,
-                message="the peer's roster does not name this rank",
-                drained=self.hooks.drained(hello.agent_name),
-            )
-        held = peer.card
-        if (hello.incarnation, hello.agent_name) != (held.incarnation, held.agent_name):
-            return Refused(
-                reason=PeerNotRostered.reason,
-                message=f"the peer's roster names incarnation {held.incarnation}",
-                drained=hello.agent_name != held.agent_name and self.hooks.drained(hello.agent_name),
-            )
-        if hello.layout_hash != held.layout_hash or not peer.loaded:
-            return Refused(reason=LayoutMismatch.reason, message=peer.verdict.message or "other layout")
-        return peer
 
     async def _stay(self, peer: Peer, channel: Channel) -> None:
         """Serve a connection until it ends."""
