@@ -14,7 +14,7 @@ from pdoperator.domain.condition import no, roll_up, to_conditions, unknown, yes
 from pdoperator.domain.decide import decide
 from pdoperator.domain.fabric import is_rdma
 from pdoperator.domain.lifecycle import next_backoff
-from pdoperator.domain.links import Blame, LinkState, against, blame, judge, rank_pairs
+from pdoperator.domain.links import Blame, LinkState, Told, against, blame, judge, rank_pairs, told_by
 from pdoperator.domain.observed import ContainerSeen, NodeOffer, PodSeen
 from pdoperator.domain.poddiagnosis import diagnose
 from pdoperator.domain.settings import DecideSettings
@@ -167,7 +167,7 @@ def peer(name: str, role: Role, tp: int, incarnation: str = "i1") -> Peer:
     return Peer(pod(name=name, uid=name, role=role.value), cards, "x")
 
 
-def told(own: Peer, other: Peer, state: VerdictState, **changes: Any) -> PodVerdicts:
+def told(own: Peer, other: Peer, state: VerdictState, **changes: Any) -> Told | None:
     verdicts = [
         Verdict(
             rank=a.rank,
@@ -185,12 +185,14 @@ def told(own: Peer, other: Peer, state: VerdictState, **changes: Any) -> PodVerd
         for a in own.cards.cards
         for b in other.cards.cards
     ]
-    return PodVerdicts(
-        cluster_uid=UID,
-        pod_uid=own.uid,
-        role=own.role,
-        incarnation=own.cards.incarnation,
-        verdicts=tuple(verdicts),
+    return told_by(
+        PodVerdicts(
+            cluster_uid=UID,
+            pod_uid=own.uid,
+            role=own.role,
+            incarnation=own.cards.incarnation,
+            verdicts=tuple(verdicts),
+        )
     )
 
 
@@ -225,7 +227,7 @@ def test_findings_about_an_older_incarnation_do_not_count_and_tell_that_it_was_r
     )
     assert link.state is not LinkState.GOOD
     old = told(P, D, VerdictState.WIRED, peer_incarnation="i0")
-    empty = PodVerdicts(cluster_uid=UID, pod_uid="d", role=Role.DECODE, incarnation="i1")
+    empty = told_by(PodVerdicts(cluster_uid=UID, pod_uid="d", role=Role.DECODE, incarnation="i1"))
     assert judge(P, D, old, empty, rank_pairs(P, D)).state is LinkState.REPLACED
 
 

@@ -22,6 +22,7 @@ class CardFit:
     spec: PDClusterSpec | None
     _reports: dict[tuple[_Key, _Key], compat.Report] = field(default_factory=dict)
     _facts: dict[Role, tuple[str, RoleFacts]] | None = None
+    _keys: dict[str, _Key] = field(default_factory=dict)
 
     def _spec_facts(self, peer: Peer) -> RoleFacts | None:
         """Facts that this pod was launched with; None for pods of an older revision."""
@@ -37,16 +38,16 @@ class CardFit:
         revision, told = self._facts[peer.role]
         return told if peer.pod.revision == revision else None
 
-    @staticmethod
-    def _key(peer: Peer) -> _Key:
-        cards = rank_cards(peer)
-        first = cards[0]
-        return (
-            peer.pod.revision,
-            first.fingerprint,
-            first.engine.model_dump_json(),
-            *(c.layout_hash for c in cards),
-        )
+    def _key(self, peer: Peer) -> _Key:
+        if peer.uid not in self._keys:
+            cards = rank_cards(peer)
+            self._keys[peer.uid] = (
+                peer.pod.revision,
+                cards[0].fingerprint,
+                cards[0].engine.model_dump_json(),
+                *(c.layout_hash for c in cards),
+            )
+        return self._keys[peer.uid]
 
     def report(self, prefill: Peer, decode: Peer) -> compat.Report:
         """Report of check_cards for these two pods."""

@@ -136,7 +136,7 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
     # Pods of other backends show no cards: those that are ready serve, paired by their common revision.
     serving = {p.uid: p.revision for p in engine_pods(observed) if p.uid in foreign and p.ready}
     gates = replace(gates, ready=gates.ready | frozenset(serving), island=gates.island | serving)
-    wiring = wire(observed, view, fit.fits, extra.get("cards", {}), extra.get("counter", (0, 0)))
+    wiring = wire(observed, view, fit.fits, extra.get("cards", {}), extra.get("counter", (0, 0)), extra.get("hashes"))
 
     reports = fit.reports(view, revisions)
     card_findings: dict[tuple[str, str], Finding] = {}
@@ -177,6 +177,7 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
         "fell": gates.fell,
         "islands": {u: i for u, i in (extra.get("islands", {}) | gates.island).items() if u in alive},
         "cards": wiring.cards or {},
+        "hashes": wiring.memo or extra.get("hashes"),
         "counter": max(extra.get("counter", (0, 0)), (wiring.term, wiring.counter)),
     }
     return pic, learned

@@ -177,8 +177,9 @@ def _plan_role(
             for pod in current[1:]:
                 leaving[pod.uid] = "another pod has its place"
         if current and old:
-            if any(p.ready and (not listed or p.uid in listed) for p in current):
-                for pod in old:
+            arrived = any(p.ready and (not listed or p.uid in listed) for p in current)
+            for pod in old:
+                if arrived or not pod.ready:
                     leaving[pod.uid] = f"replaced by revision {revision}"
         elif not current and not old:
             if history and now < history.not_before:
@@ -186,9 +187,12 @@ def _plan_role(
             else:
                 creates.append(create)
         elif not current:
-            if not any(p.ready for p in old):
-                for pod in old:
-                    leaving[pod.uid] = f"replaced by revision {revision}; it was not ready"
+            # An edit in the middle of a rollout leaves pods of two old revisions: one goes on serving.
+            serving = sorted((p for p in old if p.ready), key=lambda p: (p.uid in listed, p.created))[-1:]
+            others = [p for p in old if p not in serving]
+            if others:
+                for pod in others:
+                    leaving[pod.uid] = f"replaced by revision {revision}"
             elif surge > 0:
                 surge -= 1
                 creates.append(create)

@@ -75,24 +75,38 @@ def cached_rank_pairs() -> RankPairs:
     return of
 
 
-def _current(verdicts: PodVerdicts | None, own: Peer, other: Peer) -> tuple[Verdict, ...] | None:
-    """Verdicts of `own` about `other` for both current incarnations; None when `own` told none."""
-    if verdicts is None or verdicts.incarnation != own.cards.incarnation:
+@dataclass(frozen=True)
+class Told:
+    """Findings of one pod, by the UID of the pod they are about."""
+
+    incarnation: str
+    about: Mapping[str, tuple[Verdict, ...]]
+
+
+def told_by(verdicts: PodVerdicts | None) -> Told | None:
+    """Index one answer of GET /v1/verdicts; None when there is none."""
+    if verdicts is None:
+        return None
+    about: dict[str, list[Verdict]] = {}
+    for v in verdicts.verdicts:
+        about.setdefault(v.peer_pod_uid, []).append(v)
+    return Told(verdicts.incarnation, {uid: tuple(vs) for uid, vs in about.items()})
+
+
+def _current(told: Told | None, own: Peer, other: Peer) -> tuple[Verdict, ...] | None:
+    """Findings of `own` about `other` for both current incarnations; None when `own` told none."""
+    if told is None or told.incarnation != own.cards.incarnation:
         return None
     return tuple(
         v
-        for v in verdicts.verdicts
-        if v.peer_pod_uid == other.uid
-        and v.peer_incarnation == other.cards.incarnation
-        and v.incarnation == own.cards.incarnation
+        for v in told.about.get(other.uid, ())
+        if v.peer_incarnation == other.cards.incarnation and v.incarnation == own.cards.incarnation
     )
 
 
-def _about_older(verdicts: PodVerdicts | None, other: Peer) -> bool:
+def _about_older(told: Told | None, other: Peer) -> bool:
     """True when findings about another incarnation of `other` exist and none about the current one."""
-    if verdicts is None:
-        return False
-    about = [v for v in verdicts.verdicts if v.peer_pod_uid == other.uid]
+    about = told.about.get(other.uid, ()) if told else ()
     return bool(about) and all(v.peer_incarnation != other.cards.incarnation for v in about)
 
 
@@ -102,8 +116,8 @@ _RANK = {VerdictState.REFUSED: 0, VerdictState.UNREACHABLE: 1, VerdictState.PROB
 def judge(
     prefill: Peer,
     decode: Peer,
-    of_prefill: PodVerdicts | None,
-    of_decode: PodVerdicts | None,
+    of_prefill: Told | None,
+    of_decode: Told | None,
     pairs: frozenset[tuple[int, int]],
     replaced: frozenset[str] = frozenset(),
 ) -> Link:
@@ -144,6 +158,7 @@ def links_of(observed: Observed, view: View, replaced: frozenset[str]) -> dict[t
     """Every pair of peers of one island."""
     pairs = cached_rank_pairs()
     links: dict[tuple[str, str], Link] = {}
+    told = {p.uid: told_by(observed.answers[p.uid].verdicts) for p in view.peers}
     for p in view.side(Role.PREFILL):
         for d in view.side(Role.DECODE):
             if p.island != d.island:
@@ -151,8 +166,8 @@ def links_of(observed: Observed, view: View, replaced: frozenset[str]) -> dict[t
             link = judge(
                 p,
                 d,
-                observed.answers[p.uid].verdicts,
-                observed.answers[d.uid].verdicts,
+                told[p.uid],
+                told[d.uid],
                 pairs(p, d),
                 replaced,
             )

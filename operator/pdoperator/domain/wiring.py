@@ -8,17 +8,39 @@ has seen is a cut-off one and writes nothing at all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdoperator.domain.actions import PutRoster
 from pdoperator.domain.observed import Observed, PodSeen
 from pdoperator.domain.view import Peer, View, engine_pods, rank_cards
-from pdtransfer.contract.base import Role
+from pdtransfer.contract.base import Role, content_hash
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.pairing import peers_of
 from pdtransfer.contract.roster import Roster, RosterKey
 
 Fits = Callable[[Peer, Peer], bool]
+
+
+@dataclass(frozen=True)
+class Memo:
+    """Hashes of earlier looks, so that a quiet cluster of many pods costs no serialisation.
+
+    `digests`: pod UID -> (its cards, their hash). `rosters`: pod UID -> (hashes of all cards that its
+    roster is made of, the roster's hash)."""
+
+    digests: dict[str, tuple[tuple[RankCard, ...], str]] = field(default_factory=dict)
+    rosters: dict[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+
+    def digest(self, before: Memo, peer: Peer) -> str:
+        """Hash of a pod's cards, taken over from `before` where they are equal."""
+        if peer.uid not in self.digests:
+            old = before.digests.get(peer.uid)
+            if old is not None and old[0] == peer.cards.cards:
+                self.digests[peer.uid] = old
+            else:
+                text = content_hash([c.model_dump(mode="json") for c in rank_cards(peer)])
+                self.digests[peer.uid] = (peer.cards.cards, text)
+        return self.digests[peer.uid][1]
 
 
 @dataclass(frozen=True)
@@ -31,6 +53,7 @@ class Wiring:
     held: str = ""
     cards: dict[str, Peer] | None = None
     """Peers by UID as they were known last, also those that did not answer this time."""
+    memo: Memo | None = None
 
 
 def _known(observed: Observed, view: View, before: dict[str, Peer]) -> tuple[dict[str, Peer], list[PodSeen]]:
@@ -66,7 +89,14 @@ def roster_of(peer: Peer, others: list[Peer], key: RosterKey, cluster_uid: str) 
     )
 
 
-def wire(observed: Observed, view: View, fits: Fits, before: dict[str, Peer], last_counter: tuple[int, int]) -> Wiring:
+def wire(
+    observed: Observed,
+    view: View,
+    fits: Fits,
+    before: dict[str, Peer],
+    last_counter: tuple[int, int],
+    memo: Memo | None = None,
+) -> Wiring:
     """Rosters for every peer that answered. `before` are the cards known from earlier looks,
     `last_counter` the (term, counter) this process used last."""
     known, lost = _known(observed, view, before)
@@ -84,6 +114,7 @@ def wire(observed: Observed, view: View, fits: Fits, before: dict[str, Peer], la
     counter = max(counters, default=0)
     key = RosterKey(term=observed.term, counter=counter + 1)
     puts: list[PutRoster] = []
+    earlier, memo = memo or Memo(), Memo()
     lost_roles = {p.role for p in lost}
     for peer in view.peers:
         if peer.role.other.value in lost_roles and peer.cards.roster_hash:
@@ -91,10 +122,16 @@ def wire(observed: Observed, view: View, fits: Fits, before: dict[str, Peer], la
             continue
         others = [o for o in known.values() if o.role is peer.role.other and o.island == peer.island]
         others = [o for o in others if (fits(peer, o) if peer.role is Role.PREFILL else fits(o, peer))]
+        made_of = (memo.digest(earlier, peer), *sorted(memo.digest(earlier, o) for o in others))
+        kept = earlier.rosters.get(peer.uid)
+        if kept is not None and kept == (made_of, peer.cards.roster_hash):
+            memo.rosters[peer.uid] = kept
+            continue
         roster = roster_of(peer, others, key, observed.cluster.uid)
-        if roster.hash != peer.cards.roster_hash and (others or peer.cards.roster_hash):
+        memo.rosters[peer.uid] = (made_of, roster.hash)
+        if memo.rosters[peer.uid][1] != peer.cards.roster_hash and (others or peer.cards.roster_hash):
             puts.append(PutRoster(peer.pod.name, peer.pod.ip, roster))
     held = ""
     if lost:
         held = "the cards of " + ", ".join(sorted(p.name for p in lost)) + " are not known to this operator"
-    return Wiring(tuple(puts), observed.term, counter + (1 if puts else 0), held, known)
+    return Wiring(tuple(puts), observed.term, counter + (1 if puts else 0), held, known, memo)
