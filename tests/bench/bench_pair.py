@@ -3,8 +3,9 @@
     UCX_NET_DEVICES=lo [UCX_TLS=tcp] python tests/bench/bench_pair.py [MiB] [rounds]
 
 One prefill rank and TP 1 or 2 on either side, 16 layers, K and V, 16-token pages, random pages.
-raw: the same bytes in 1 MiB writes, posted at once to one handle. Rounds are interleaved and
-medians are printed, in ms and as ratios; the machine is shared, so nothing is asserted.
+raw: the same bytes in 1 MiB writes, posted at once to one handle; and in the pieces that unequal
+TP needs (1 KiB, written with a gap), 4096 a handle. Medians are printed, in ms and as ratios; the
+machine is shared, so nothing is asserted.
 """
 
 from __future__ import annotations
@@ -102,6 +103,31 @@ def raw(agent: NixlAgent, local: object, remote: object, count: int) -> float:
     return took
 
 
+def raw_pieces(agent: NixlAgent, peer: str, source: int, target: int, size: int) -> float:
+    """Seconds for `size` bytes in pieces of 1 KiB, 2 KiB apart at the target (its half, twice)."""
+    piece, many = 1024, 4096
+    began = time.perf_counter()
+    for start in range(0, size // piece, many):
+        at = (np.arange(start, start + many, dtype=np.uint64) * 2) % np.uint64(size // piece)
+        local, remote = np.empty((many, 3), dtype=np.uint64), np.empty((many, 3), dtype=np.uint64)
+        local[:, 0] = source + np.arange(start, start + many, dtype=np.uint64) * piece
+        remote[:, 0] = target + at * np.uint64(piece)
+        local[:, 1] = remote[:, 1] = piece
+        local[:, 2] = remote[:, 2] = 0
+        order = np.arange(many, dtype=np.int32)
+        handle = agent.post(
+            "WRITE",
+            agent.prepare(None, local, MemoryKind.DRAM),
+            order,
+            agent.prepare(peer, remote, MemoryKind.DRAM),
+            order,
+        )
+        while agent.poll(handle) is HandleState.ACTIVE:
+            pass
+        agent.release(handle)
+    return time.perf_counter() - began
+
+
 def main() -> None:
     mib, rounds = (int(a) for a in (sys.argv[1:3] or ["64", "5"]))
     context = mp.get_context("spawn")
@@ -125,8 +151,9 @@ def main() -> None:
     local = agent.prepare(None, rows(source.ctypes.data), MemoryKind.DRAM)
     remote = agent.prepare(name, rows(address), MemoryKind.DRAM)
     raw(agent, local, remote, mib)
-    times: dict[str, list[float]] = {"raw 1 MiB": [], "memcpy": []}
+    times: dict[str, list[float]] = {"raw 1 MiB": [], "raw 1 KiB": [], "memcpy": []}
     for _ in range(rounds):
+        times["raw 1 KiB"].append(raw_pieces(agent, name, source.ctypes.data, address, size))
         times["raw 1 MiB"].append(raw(agent, local, remote, mib))
         began = time.perf_counter()
         np.copyto(copy, source)
@@ -140,7 +167,9 @@ def main() -> None:
     print(f"{mib} MiB bulk, {4 * PAGE * LAYERS * 2 / MIB:.0f} MiB in 64 tokens; median (min-max) of {rounds}")
     for key, value in times.items():
         whole = "64 tokens" not in key
-        ratio = f"{medians['raw 1 MiB'] / medians[key]:.2f} x raw rate" if whole else ""
+        ratio = f"{medians['raw 1 MiB'] / medians[key]:.2f} x raw 1 MiB rate" if whole else ""
+        if whole and "->" in key and "1->1" not in key:
+            ratio += f", {medians['raw 1 KiB'] / medians[key]:.2f} x raw rate of the same pieces"
         print(f"{key:22} {medians[key] * 1e3:8.1f} ms ({min(value) * 1e3:.1f}-{max(value) * 1e3:.1f}) {ratio}")
     print(json.dumps({k: round(v * 1e3, 2) for k, v in medians.items()}))
 

@@ -280,6 +280,8 @@ class Mover:
         job.finished = True
         self._jobs.discard(job)
         job.drained = job.settled
+        if job.error is not None:
+            job.error.bytes_done = max(job.error.bytes_done, job.bytes_done)
         job.on_finish(job)
 
     def _drain(self, job: Job) -> None:
