@@ -4,6 +4,7 @@ against transformers and against an engine that is not disaggregated, directly a
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 import time
@@ -259,3 +260,25 @@ def test_through_the_real_router_answers_equal_transformers(pair: Pair, truth: T
         found = answer.json()
         found = found[0] if isinstance(found, list) else found
         assert found["output_ids"] == expected
+
+
+def test_openai_and_streams_through_the_real_router_give_the_same_answer(pair: Pair, truth: Truth, router: str) -> None:
+    prompt, expected = truth.decided(30, NEW, seed=5)
+    params = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
+    body: dict[str, Any] = {"input_ids": prompt, "sampling_params": params, "stream": True}
+    with httpx.stream("POST", f"{router}/generate", json=body, timeout=60) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    assert json.loads(lines[-2])["output_ids"] == expected
+    text = "Pages of the cache travel from rank to rank"
+    native = httpx.post(f"{router}/generate", json={"text": text, "sampling_params": params}, timeout=60).json()
+    native = native[0] if isinstance(native, list) else native
+    model = pair.decode.info()["served_model_name"]
+    common = {"model": model, "temperature": 0, "max_tokens": NEW, "ignore_eos": True}
+    answer = httpx.post(f"{router}/v1/completions", json={"prompt": text, **common}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["text"] == native["text"]
+    messages = [{"role": "user", "content": "hello"}]
+    answer = httpx.post(f"{router}/v1/chat/completions", json={"messages": messages, **common}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == NEW
