@@ -230,3 +230,29 @@ async def test_the_wait_doubles_while_there_is_no_news_and_restarts_with_a_chang
     obj["spec"]["prefill"]["replicas"] = 2
     kube.put(obj)
     assert (await reconciler.once(state)).requeue_after == 0.5
+
+
+async def test_a_decision_that_breaks_is_told_in_status_and_touches_nothing(kube: FakeKube) -> None:
+    obj = kube.put(pdcluster())
+
+    def decide(observed: Any, memory: Memory, settings: Any) -> Decision:
+        raise ZeroDivisionError
+
+    state, reconciler = state_of(obj), make_reconciler(kube, decide)
+    for _ in range(3):
+        assert (await reconciler.once(state)).failed
+    conditions = {c["type"]: c for c in cluster_of(kube)["status"]["conditions"]}
+    assert conditions["Ready"]["status"] == "Unknown" and "ZeroDivisionError" in conditions["Ready"]["message"]
+    assert {w.resource for w in kube.writes} == {"pdclusters/status"}
+
+
+async def test_a_status_is_not_written_over_a_newer_spec(kube: FakeKube) -> None:
+    obj = kube.put(pdcluster(replicas=0))
+
+    def decide(observed: Any, memory: Memory, settings: Any) -> Decision:
+        kube.put({**obj, "spec": {**obj["spec"], "prefill": {"replicas": 9}}})  # edited in the meantime
+        return small_decide(observed, memory, settings)
+
+    result = await make_reconciler(kube, decide).once(state_of(obj))
+    assert "status" not in cluster_of(kube)
+    assert (result.failed, result.requeue_after) == (False, 0.1)

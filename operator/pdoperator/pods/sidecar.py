@@ -85,6 +85,7 @@ class SidecarClient:
         self._in_flight = in_flight
         self._clock = clock
         self._pools: dict[str, _Pool] = {}
+        self._retired: dict[str, httpx.AsyncClient] = {}
 
     async def ask(self, cluster_uid: str, pods: Iterable[PodSeen]) -> dict[str, PodAnswer]:
         """Cards and verdicts of every pod whose sidecar runs, by pod UID. Never raises for a pod."""
@@ -124,9 +125,10 @@ class SidecarClient:
 
     async def forget(self, cluster_uid: str) -> None:
         """The PDCluster is gone: close its connections."""
-        pool = self._pools.pop(cluster_uid, None)
-        if pool is not None:
-            await pool.client.aclose()
+        pool, retired = self._pools.pop(cluster_uid, None), self._retired.pop(cluster_uid, None)
+        for client in (pool.client if pool is not None else None, retired):
+            if client is not None:
+                await client.aclose()
 
     async def close(self) -> None:
         """Close every connection."""
@@ -138,12 +140,15 @@ class SidecarClient:
     async def _pool(self, uid: str) -> _Pool:
         context = self._context()
         pool = self._pools.get(uid)
-        if pool is not None and pool.context is not context:
-            await self.forget(uid)
-            pool = None
-        if pool is None:
-            pool = self._pools[uid] = _Pool(context, uid, self._in_flight)
-        return pool
+        if pool is not None and pool.context is context:
+            return pool
+        fresh = self._pools[uid] = _Pool(context, uid, self._in_flight)
+        if pool is not None:
+            # Requests may still be under way on the old connections: closed one renewal later.
+            last, self._retired[uid] = self._retired.get(uid), pool.client
+            if last is not None:
+                await last.aclose()
+        return fresh
 
     async def _ask_one(self, pool: _Pool, cluster_uid: str, pod: PodSeen) -> PodAnswer:
         await asyncio.sleep(random.uniform(0.0, self._jitter))

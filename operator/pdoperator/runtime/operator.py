@@ -70,6 +70,8 @@ class Operator:
             for task in (keeper, worker):
                 task.cancel()
             await asyncio.wait({keeper, worker}, timeout=2.0)
+            if self.supervisor is not None:  # without the Lease not even a status may be written
+                await self.supervisor.stop(timeout=2.0)
             self.metrics.leading.set(0)
 
     async def stop(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pdoperator.api.conditions import Reason
 from pdoperator.api.names import CONTAINER_ROUTER
 from pdoperator.domain.actions import Apply, Decision, Delete, EmitEvent, Memory
 from pdoperator.domain.observed import ClusterObject, Observed, PodAnswer, PodSeen, RouterPodSeen
@@ -116,7 +117,13 @@ class Reconciler:
             observed = await self._observe(cluster, state)
         except KubeError as error:
             return await self._blocked(cluster, state, problem_of(error, "read what this PDCluster owns"))
-        decision = self._decide(observed, state.memory, self._settings)
+        try:
+            decision = self._decide(observed, state.memory, self._settings)
+        except Exception as error:
+            # A bug, or an object nobody foresaw: said where the user looks, and tried again with backoff.
+            log.exception("%s action=decide error=unexpected", _where(state))
+            text = f"the operator could not decide ({type(error).__name__}): see its log, and please report it"
+            return await self._blocked(cluster, state, Problem(Reason.API_ERROR, text))
         state.memory = decision.memory
         outcomes = await self._actor.run(observed, decision.actions)
         if any(isinstance(a, Apply | Delete) for a in decision.actions):
@@ -142,7 +149,9 @@ class Reconciler:
     # --- inside -------------------------------------------------------------------------------
 
     async def _observe(self, cluster: ClusterObject, state: ClusterState) -> Observed:
-        children, nodes = await asyncio.gather(self._observer.children(cluster), self._observer.nodes())
+        # Thousands of nodes are not read for specs that ask for nothing only some of them have.
+        children = await self._observer.children(cluster)
+        nodes = await self._observer.nodes() if asks_for_devices(cluster) else None
         answers, routers = await asyncio.gather(
             self._sidecars.ask(cluster.uid, children.pods),
             asyncio.gather(*(self._router(cluster.uid, p) for p in children.router_pods)),
@@ -225,7 +234,7 @@ class Reconciler:
         state.problem = problem
         state.errors += 1
         log.warning("%s action=observe reason=%s message=%r", _where(state), problem.reason, problem.message)
-        lasting = problem.reason == "APIForbidden" or state.errors >= _ERRORS_BEFORE_STATUS
+        lasting = problem.reason == Reason.API_FORBIDDEN or state.errors >= _ERRORS_BEFORE_STATUS
         if lasting:
             await self._write_status(cluster, state, blocked_status(cluster, problem, self._now()))
         return Result(failed=True)
@@ -236,6 +245,17 @@ class Reconciler:
             await self._events.emit(cluster, EmitEvent("Warning", str(problem.reason), problem.message))
         except KubeError as error:
             log.warning("namespace=%s name=%s action=event error=%r", cluster.namespace, cluster.name, str(error))
+
+
+def asks_for_devices(cluster: ClusterObject) -> bool:
+    """True when the spec names an extended resource (a name with a domain): what nodes offer matters."""
+    raw = cluster.raw_spec
+    if ((raw.get("transfer") or {}).get("fabric") or {}).get("resources"):
+        return True
+    parts = [(raw.get(role) or {}).get("resources") or {} for role in ("prefill", "decode")]
+    return any(
+        "/" in name for part in parts for amounts in part.values() if isinstance(amounts, dict) for name in amounts
+    )
 
 
 def _news(before: dict[str, PodAnswer], after: dict[str, PodAnswer]) -> bool:
