@@ -27,8 +27,10 @@ def expected(model: Path, *, prompts: int, length: int, new_tokens: int, seed: i
 
     Raises ValueError when the model gives too few such prompts (it would be too flat to test with)."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, DynamicCache
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.manual_seed(seed)
     net = AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32).eval()
     vocabulary = int(net.config.vocab_size)
@@ -40,12 +42,13 @@ def expected(model: Path, *, prompts: int, length: int, new_tokens: int, seed: i
         tokens: list[int] = []
         margin = float("inf")
         with torch.no_grad():
-            out = net(ids, use_cache=True)
+            cache = DynamicCache(config=net.config)
+            out = net(ids, cache=cache, use_cache=True)
             for _ in range(new_tokens):
                 best = torch.topk(out.logits[0, -1], 2)
                 margin = min(margin, float(best.values[0] - best.values[1]))
                 tokens.append(int(best.indices[0]))
-                out = net(best.indices[:1].view(1, 1), past_key_values=out.past_key_values, use_cache=True)
+                out = net(best.indices[:1].view(1, 1), cache=cache, use_cache=True)
         if margin >= MIN_MARGIN:
             found.append(Expected(tuple(ids[0].tolist()), tuple(tokens), margin))
         if len(found) == prompts:

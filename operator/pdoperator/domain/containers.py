@@ -174,7 +174,8 @@ def engine_command(
         if with_sidecar:
             args += ["--sidecar-socket", names.SOCKET_PATH, "--tls-dir", names.TLS_DIR]
         limits = spec.transfer.timeouts
-        args += ["--queue-timeout", str(limits.waiting_seconds), "--transfer-timeout", str(limits.transfer_seconds)]
+        args += ["--kv-waiting-timeout", str(limits.waiting_seconds)]
+        args += ["--kv-transfer-timeout", str(limits.transfer_seconds)]
         args += ["--drain-timeout", str(limits.drain_seconds)]
         return ["pdtransfer-reference"], [*args, *role.extra_args]
     if role.pipeline_parallel_size > 1:
