@@ -385,6 +385,64 @@ def test_a_replaced_source_with_a_write_in_flight_keeps_the_pages_until_it_settl
     assert until(lambda: receiver.pages_releasable)
 
 
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_peer_that_leaves_the_roster_and_comes_back_is_wired_again(world, in_flight):
+    (prefill,), (decode,) = world.pair()
+    prefill.agent.faults.stall_all = in_flight
+    receiver = ask(decode, 1, [4])
+    give(prefill, 1, [1])
+    if in_flight:
+        assert until(lambda: prefill.agent.faults.seen)
+    else:
+        assert receiver.wait(2) is SUCCESS
+    prefill.agent.faults.stall_all = False
+    for rank, other in ((prefill, decode), (decode, prefill)):
+        rank.endpoint.apply_peers([])
+        rank.endpoint.apply_peers([other.endpoint.card])
+    if in_flight:
+        assert receiver.wait(2) is FAILED and isinstance(receiver.error, PeerReplaced)
+    for rank in (prefill, decode):
+        assert until(lambda r=rank: r.endpoint.verdicts and r.endpoint.verdicts[0].state is VerdictState.WIRED)
+    again = ask(decode, 2, [6])
+    give(prefill, 2, [1])
+    assert again.wait(3) is SUCCESS and decode.pool.holds(2, [6])
+    world.hub.unstall(prefill.agent.name)
+    assert until(lambda: receiver.pages_releasable)
+
+
+def test_a_connection_that_nixl_lost_is_made_anew(world):
+    (prefill,), (decode,) = world.pair()
+    prefill.agent.remove_peer(decode.agent.name)  # as after nixlRemoteDisconnectError
+    receiver = ask(decode, 1, [4])
+    sender = give(prefill, 1, [1])
+    assert sender.wait(2) is FAILED and "nixlNotFoundError" in str(sender.error)
+    assert receiver.wait(2) is FAILED and until(lambda: receiver.pages_releasable)
+    assert until(lambda: prefill.endpoint.counters.get("peer_reloads", 0) >= 1)
+    assert until(lambda: prefill.endpoint.verdicts[0].state is VerdictState.WIRED)
+    receiver = ask(decode, 2, [4])
+    give(prefill, 2, [1])
+    assert receiver.wait(3) is SUCCESS
+
+
+def test_progress_that_fails_now_and_then_ends_nothing(world):
+    from pdtransfer.agent.port import AgentFailure
+
+    (prefill,), (decode,) = world.pair()
+    real, turns = prefill.agent.progress, iter(range(10**9))
+
+    def shaky() -> object:
+        if next(turns) % 3:
+            raise AgentFailure("nixlRemoteDisconnectError", "injected", posted=False)
+        return real()
+
+    prefill.agent.progress = shaky  # type: ignore[method-assign]
+    receiver = ask(decode, 1, [4])
+    give(prefill, 1, [1])
+    assert receiver.wait(3) is SUCCESS and prefill.endpoint.failed is None
+    assert until(lambda: prefill.endpoint.counters.get("progress_errors", 0) > 3)
+    assert prefill.endpoint.failed is None
+
+
 def test_a_dead_source_that_left_the_roster_fences_its_pages(world):
     (prefill,), (decode,) = world.pair()
     prefill.agent.faults.stall_all = True

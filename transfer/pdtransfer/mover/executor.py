@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -209,9 +210,10 @@ class Mover:
                 self._land(flight)
                 job.bytes_done += flight.nbytes
                 self.bytes_moved += flight.nbytes
-                self._agent.release(flight.handle)
-                for prepared in flight.lists:
-                    self._agent.release_prepared(prepared)
+                with suppress(AgentFailure):  # the bytes are there; a list that stays costs memory only
+                    self._agent.release(flight.handle)
+                    for prepared in flight.lists:
+                        self._agent.release_prepared(prepared)
             changed = True
             self._maybe_finish(job)
         return changed

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from pdtransfer.agent.port import AgentPort
+from pdtransfer.agent.port import AgentFailure, AgentPort
 from pdtransfer.errors import TransferError
 from pdtransfer.mover.executor import Mover
 from pdtransfer.session.api import EndpointConfig
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 IDLE_TICK = 0.05
 WARM_TICK = 0.002
 SPINS = 30
+BAD_TURNS = 200
+"""Progress calls in a row that may fail."""
 EAGER = 4000
 """Turns of a hot loop without news: first only yields, then sleeps of 50 us, then of 500 us."""
 
@@ -47,6 +49,7 @@ class Core:
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
         self._hot = 0
+        self._bad_turns = 0
         self._warm = 0
         self.ticks: list[Callable[[float], None]] = []
         self.on_crash: list[Callable[[Exception], None]] = []
@@ -177,13 +180,27 @@ class Core:
                     handler(TransferError("the endpoint was closed", peer=self.name))
             self.agent.close()
 
+    def _progress(self) -> None:
+        try:
+            notes = self.agent.progress()
+        except AgentFailure as error:
+            # A peer's end may show here; only an agent that never works again is our own end.
+            self.count("progress_errors")
+            self._bad_turns += 1
+            if self._bad_turns == 1:
+                logger.warning("%s: progress failed: %s", self.name, error)
+            if self._bad_turns > BAD_TURNS:
+                raise
+            return
+        self._bad_turns = 0
+        if notes:
+            self.count("notifications", len(notes))
+
     async def _pump(self) -> None:
         quiet, last_tick = 0, 0.0
         while not self._stop.is_set():
             moved = self.mover.step()
-            notes = self.agent.progress()
-            if notes:
-                self.count("notifications", len(notes))
+            self._progress()
             now = time.monotonic()
             if now - last_tick > WARM_TICK:
                 last_tick = now

@@ -33,7 +33,7 @@ from pdtransfer.errors import (
     PeerUnreachable,
     TransferError,
 )
-from pdtransfer.peers import Peer, PeerKey, first_verdict, refusal, roster_change
+from pdtransfer.peers import Peer, PeerKey, first_verdict, refusal, roster_change, same_peer
 from pdtransfer.session.channel import Channel, renew, server_context, stamp
 from pdtransfer.session.core import Core
 from pdtransfer.session.frames import MAX_HELLO, Frame, FrameError, Hello, Refused, Welcome
@@ -114,6 +114,8 @@ class Wiring:
         self._publish()
 
     def _add(self, card: RankCard) -> None:
+        if self._take_back(card):
+            return
         peer = Peer(card, first_verdict(self.card, card))
         self._peers[peer.key] = peer
         why = refusal(self.card, card) or self._load(peer)
@@ -121,6 +123,24 @@ class Wiring:
             self._judge(peer, VerdictState.REFUSED, *why)
         elif self.card.role is Role.DECODE:
             peer.tasks.append(self._core.spawn(self._dial(peer), f"dial-{peer.label}"))
+
+    def _take_back(self, card: RankCard) -> bool:
+        """A peer that left the roster and comes back before it was let go is the same peer (its
+        agent is still loaded, its fences are still owed)."""
+        peer = next((p for p in self._retired if not p.dead and same_peer(p.card, card)), None)
+        if peer is None:
+            return False
+        self._retired.remove(peer)
+        self._peers[peer.key] = peer
+        peer.retired, peer.since = False, time.monotonic()
+        if peer.channel is not None:
+            self._start_probe(peer)
+        elif self.card.role is Role.DECODE:
+            for task in peer.tasks:
+                task.cancel()
+            peer.probing = False
+            peer.tasks = [self._core.spawn(self._dial(peer), f"dial-{peer.label}")]
+        return True
 
     def _load(self, peer: Peer) -> tuple[str, str] | None:
         """Hand the card to the agent; None when it took it."""
@@ -229,6 +249,7 @@ class Wiring:
         old, peer.channel = peer.channel, channel
         if old is not None:
             old.close()
+            self.prober.on_disconnected(peer)
         peer.ended_there = peer.refused_since = False
         keep = self._core.spawn(channel.keep_alive(self._core.timeouts.connect), "keep-alive")
         self.hooks.on_connected(peer)
@@ -355,7 +376,7 @@ class Wiring:
                     self._reload_now(peer)
             elif (
                 peer.channel is not None
-                and peer.verdict.state is VerdictState.UNREACHABLE
+                and peer.verdict.state in (VerdictState.UNREACHABLE, VerdictState.PROBING)
                 and now - peer.probed_at > REPROBE
             ):
                 self._start_probe(peer)
