@@ -1,0 +1,232 @@
+"""The operator with the real decide() and real sidecars over mutual TLS: from a spec to wired pods.
+
+The API server is the fake; a small kubelet gives each pod an address and runs its sidecar with the
+certificate out of the Secret; ranks are scripted ends of the unix socket that confirm their peers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests_operator_runtime import pdcluster
+
+from pdoperator.api import names
+from pdoperator.domain.decide import decide
+from pdoperator.kube.fake import FakeKube
+from pdoperator.pods.sidecar import SidecarClient
+from pdoperator.runtime.lease import LeaseTimes
+from pdoperator.runtime.operator import Operator
+from pdoperator.runtime.supervisor import Pace
+from pdoperator.settings import OperatorSettings
+from pdtransfer.contract.base import EngineType, MemoryKind, Role
+from pdtransfer.contract.card import EngineFacts, RankCard
+from pdtransfer.contract.fingerprint import ModelIdentity
+from pdtransfer.contract.layout import HeadSlice, RankLayout, Region, RegionKind
+from pdtransfer.contract.link import Heartbeat, Hello, Verdicts
+from pdtransfer.contract.verdict import Verdict, VerdictState
+from pdtransfer.sidecar import config
+from pdtransfer.sidecar.main import Sidecar
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class Rank:
+    """One scripted rank: Hello, then Wired for every peer it is told of."""
+
+    def __init__(self, path: Path, cluster_uid: str, pod_uid: str, role: Role, incarnation: str) -> None:
+        regions = tuple(
+            Region(layer=0, kind=k, item_bytes=4096, items=64, memory=MemoryKind.DRAM)
+            for k in (RegionKind.KEY, RegionKind.VALUE)
+        )
+        layout = RankLayout(
+            page_tokens=16, kv_dtype="float32", heads=HeadSlice(first=0, count=2, total=2), regions=regions
+        )
+        self.card = RankCard(
+            cluster_uid=cluster_uid,
+            pod_uid=pod_uid,
+            role=role,
+            incarnation=incarnation,
+            model=ModelIdentity(name="tiny", dtype="float32", layers=1),
+            layout=layout,
+            engine=EngineFacts(type=EngineType.REFERENCE, version="1"),
+            agent_name=f"{pod_uid}/{incarnation}/0",
+            nixl_metadata="bm90IHJlYWw=",
+            control="127.0.0.1:1",
+            bootstrap="127.0.0.1:8998" if role is Role.PREFILL else "",
+        ).sealed()
+        self.peers: tuple[RankCard, ...] = ()
+        self.task = asyncio.create_task(self._run(path))
+
+    async def _run(self, path: Path) -> None:
+        reader, writer = await asyncio.open_unix_connection(path, limit=1 << 24)
+
+        def say(message: Any) -> None:
+            writer.write(message.model_dump_json().encode() + b"\n")
+
+        async def beat() -> None:
+            while True:
+                say(Heartbeat())
+                await asyncio.sleep(0.3)
+
+        say(Hello(card=self.card, expected_ranks=1))
+        beats = asyncio.create_task(beat())
+        try:
+            while line := await reader.readline():
+                message = json.loads(line)
+                if message["type"] == "peers":
+                    self.peers = tuple(RankCard.model_validate(p) for p in message["peers"])
+                    say(Verdicts(verdicts=tuple(self._wired(p) for p in self.peers)))
+        finally:
+            beats.cancel()
+            writer.close()
+
+    def _wired(self, peer: RankCard) -> Verdict:
+        return Verdict(
+            rank=0, incarnation=self.card.incarnation, peer_pod_uid=peer.pod_uid,
+            peer_incarnation=peer.incarnation, peer_rank=peer.rank, state=VerdictState.WIRED,
+            bytes_moved=8192, seconds=0.001, checksum_ok=True, transport="tcp", evidence="scripted", at=time.time(),
+        )  # fmt: skip
+
+
+class Kubelet:
+    """Runs what a pod would run."""
+
+    def __init__(self, kube: FakeKube, folder: Path, port: int) -> None:
+        self.kube, self.folder, self.port = kube, folder, port
+        self.addresses = itertools.count(1)
+        self.sidecars: dict[str, Sidecar] = {}
+        self.ranks: dict[str, Rank] = {}
+        self.paths: dict[str, Path] = {}
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            for pod in self.kube.of("Pod"):
+                if pod["metadata"]["uid"] not in self.sidecars and self.kube.of("Secret", "user"):
+                    await self._start(pod)
+            await asyncio.sleep(0.05)
+
+    async def _start(self, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        uid, role = meta["uid"], Role(meta["labels"][names.LABEL_ROLE])
+        cluster_uid = meta["labels"][names.LABEL_CLUSTER_UID]
+        here = self.folder / uid[-4:]
+        here.mkdir()
+        secret = next(s for s in self.kube.of("Secret", "user") if s["metadata"]["name"].endswith("-tls"))
+        for name, data in secret["data"].items():
+            (here / name).write_bytes(base64.b64decode(data))
+        ip = f"127.0.77.{next(self.addresses)}"
+        sidecar = Sidecar(
+            config.Settings(
+                cluster_uid=cluster_uid, pod_uid=uid, role=role, socket=here / "s", host=ip, health_host=ip,
+                control_port=self.port, health_port=0, tls_dir=here,
+            )
+        )  # fmt: skip
+        await sidecar.start()
+        self.sidecars[uid], self.paths[uid] = sidecar, here / "s"
+        self.ranks[uid] = Rank(here / "s", cluster_uid, uid, role, "i1")
+        running = [{"name": c, "state": {"running": {}}, "ready": True} for c in ("engine", names.CONTAINER_SIDECAR)]
+        conditions = [{"type": t, "status": "True"} for t in ("PodScheduled", "ContainersReady")]
+        status = {"phase": "Running", "podIP": ip, "containerStatuses": running, "conditions": conditions}
+        self.kube.put({**pod, "spec": {**pod["spec"], "nodeName": "n"}, "status": status})
+
+    def restart_engine(self, uid: str, incarnation: str) -> None:
+        """The rank ends and comes back in place, as a new incarnation."""
+        old = self.ranks[uid]
+        old.task.cancel()
+        self.ranks[uid] = Rank(self.paths[uid], old.card.cluster_uid, uid, old.card.role, incarnation)
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        tasks = [r.task for r in self.ranks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait({self.task, *tasks})
+        for sidecar in self.sidecars.values():
+            await sidecar.stop()
+
+
+async def until(what: Callable[[], Any], timeout: float = 15.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.05)
+
+
+def gates(kube: FakeKube) -> list[str]:
+    found = []
+    for pod in kube.of("Pod"):
+        conditions = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions", [])}
+        found.append(conditions.get(names.GATE_KV_WIRED, ""))
+    return found
+
+
+@pytest.mark.timeout(90)
+async def test_pods_are_wired_gated_and_wired_again_after_an_engine_and_an_operator_restart(tmp_path: Path) -> None:
+    kube, port = FakeKube(), free_port()
+    spec = pdcluster(replicas=1)
+    spec["spec"]["decode"] = {"replicas": 2}
+    spec["spec"]["router"] = {"type": "None"}
+    kube.put(spec)
+    settings = OperatorSettings(operator_namespace="ops", pod_name="op")
+
+    def make() -> Operator:
+        return Operator(
+            kube,
+            settings,
+            decide,
+            pace=Pace(resync=1.0),
+            times=LeaseTimes(duration=3.0, renew=0.5, retry=0.1, margin=1.0),
+            sidecars=lambda keys: SidecarClient(keys.client_context, port=port, jitter=0.0),
+        )
+
+    one = make()
+    kube.on_change.append(lambda event, obj: one.pod_event(event, obj) if obj["kind"] == "Pod" else None)
+    running = asyncio.create_task(one.run())
+    kubelet = Kubelet(kube, tmp_path, port)
+    try:
+        began = time.monotonic()
+        await until(lambda: gates(kube) == ["True"] * 3)
+        assert time.monotonic() - began < 12.0
+        prefill = next(r for r in kubelet.ranks.values() if r.card.role is Role.PREFILL)
+        assert len(prefill.peers) == 2
+
+        # An operator restart: a higher term, and nothing is unwired or written anew to the gates.
+        running.cancel()
+        await asyncio.wait({running})
+        await one.stop()
+        stamps = [w.resource for w in kube.writes].count("pods/status")
+        two = make()
+        running = asyncio.create_task(two.run())
+        await asyncio.sleep(3.0)
+        assert two.lease.term == 2 and gates(kube) == ["True"] * 3
+        assert [w.resource for w in kube.writes].count("pods/status") == stamps
+
+        # An engine restarts in place: its peers are told of the new incarnation, and of it only.
+        kubelet.restart_engine(prefill.card.pod_uid, "i2")
+        decodes = [r for r in kubelet.ranks.values() if r.card.role is Role.DECODE]
+        await until(lambda: all([p.incarnation for p in d.peers] == ["i2"] for d in decodes))
+        await until(lambda: gates(kube) == ["True"] * 3)
+        conditions = {c["type"]: c for c in kube.of("PDCluster")[0]["status"]["conditions"]}
+        assert conditions["PeersWired"]["status"] == "True"
+        running.cancel()
+        await asyncio.wait({running})
+        await two.stop()
+    finally:
+        running.cancel()
+        await kubelet.stop()
+        with contextlib.suppress(Exception):
+            await one.stop()
