@@ -50,10 +50,12 @@ class Pool:
     tp: int
     tp_size: int
     memory: str = "DRAM"
+    layers: tuple[int, ...] = tuple(range(LAYERS))
+    stage: tuple[int, int] = (0, 1)
     arrays: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for layer in range(LAYERS):
+        for layer in self.layers:
             for kind, dim in DIMS.items():
                 shape = (PAGES, TOKENS, self.heads, dim)
                 self.arrays[layer, kind] = np.zeros(shape, dtype=np.uint16)
@@ -95,7 +97,7 @@ def template(role: Role, pool: Pool, incarnation: str, *, pod: str = "", emulate
         page_tokens=TOKENS,
         kv_dtype="bfloat16",
         heads=HeadSlice(first=pool.tp * pool.heads, count=pool.heads, total=HEADS),
-        coordinates=RankCoordinates(tp=pool.tp, tp_size=pool.tp_size),
+        coordinates=RankCoordinates(tp=pool.tp, tp_size=pool.tp_size, pp=pool.stage[0], pp_size=pool.stage[1]),
         emulated_vram=emulated,
     )
     return RankCard(
@@ -141,8 +143,10 @@ class World:
         memory: str = "DRAM",
         tls_dir: str | None = None,
         server_name: str | None = None,
+        layers: tuple[int, ...] = tuple(range(LAYERS)),
+        stage: tuple[int, int] = (0, 1),
     ) -> Rank:
-        pool = Pool(tp, tp_size, memory)
+        pool = Pool(tp, tp_size, memory, layers, stage)
         config = EndpointConfig(listen_host="127.0.0.1", timeouts=timeouts, tls_dir=tls_dir)
         if server_name is not None:
             config = replace(config, server_name=server_name)

@@ -118,11 +118,10 @@ def chaos(rng: random.Random, world: World, prefill, decode) -> dict[str, int]:
 
             def ask(number=room, pages=pages, into=receivers) -> None:
                 for rank in decode:
-                    into.append(
-                        rank.endpoint.receive(
-                            room=number, attempt=0, bootstrap=BOOTSTRAP, pages=pages, tokens=len(pages) * TOKENS
-                        )
+                    receiver = rank.endpoint.receive(
+                        room=number, attempt=0, bootstrap=BOOTSTRAP, pages=pages, tokens=len(pages) * TOKENS
                     )
+                    into.append(receiver)
 
             def give(number=room, source=source, into=senders) -> None:
                 for rank in prefill:
@@ -148,9 +147,11 @@ def chaos(rng: random.Random, world: World, prefill, decode) -> dict[str, int]:
         elif action < 0.82 and held:
             receivers, senders, *_ = held[rng.choice(sorted(held))]
             rng.choice(receivers + senders).abort("chaos")
-        elif action < 0.90:
+        elif action < 0.88:
             rank = rng.choice(prefill + decode)
             rank.endpoint._core.call(cut, rank)
+        elif action < 0.91:
+            flip(rng.choice(prefill + decode))
         elif held:
             rank = rng.choice(decode)
             rank.endpoint._core.call(duplicate, rank)
@@ -173,6 +174,13 @@ def chaos(rng: random.Random, world: World, prefill, decode) -> dict[str, int]:
     assert until(lambda: sum(r.endpoint.inflight for r in (*prefill, *decode)) == 0)
     assert all(r.endpoint.failed is None for r in (*prefill, *decode))
     return outcome
+
+
+def flip(rank) -> None:
+    """Its roster loses every peer and gets them back."""
+    roster = rank.endpoint._roster
+    rank.endpoint.apply_peers([])
+    rank.endpoint.apply_peers(roster)
 
 
 def cut(rank) -> None:

@@ -72,6 +72,37 @@ def test_every_byte_arrives_and_nothing_else_changes(world, p, d, early):
     assert sum(r.endpoint.inflight for r in (*prefill, *decode)) == 0
 
 
+@pytest.mark.parametrize(("p", "d"), [(2, 1), (1, 2), (2, 2)])
+def test_pipeline_stages_send_their_layers(world, p, d):
+    def stages(role, count):
+        return [world.rank(role, layers=((i,) if count == 2 else (0, 1)), stage=(i, count)) for i in range(count)]
+
+    prefill, decode = stages(Role.PREFILL, p), stages(Role.DECODE, d)
+    world.wire(prefill, decode)
+    receivers = [ask(r, 3, [8, 9]) for r in decode]
+    senders = [give(r, 3, [1, 2]) for r in prefill]
+    for transfer in (*senders, *receivers):
+        assert transfer.wait(5) is SUCCESS, transfer.error
+    assert all(r.pool.holds(3, [8, 9]) and r.pool.untouched([8, 9]) for r in decode)
+
+
+def test_data_parallel_prefill_ranks_are_chosen_by_room(world):
+    def dp(rank: int):
+        def change(card):
+            at = card.layout.coordinates.model_copy(update={"dp": rank, "dp_size": 2})
+            return card.model_copy(update={"layout": card.layout.model_copy(update={"coordinates": at})})
+
+        return change
+
+    prefill = [world.rank(Role.PREFILL, card=dp(i)) for i in range(2)]
+    decode = world.rank(Role.DECODE)
+    world.wire(prefill, [decode])
+    receiver = ask(decode, 5, [8])  # 5 mod 2: rank 1
+    sender = give(prefill[1], 5, [1])
+    assert receiver.wait(3) is SUCCESS and sender.wait(1) is SUCCESS
+    assert decode.pool.holds(5, [8])
+
+
 def test_pages_decode_has_already_are_not_sent(world):
     (prefill,), (decode,) = world.pair()
     receiver = ask(decode, 1, [4, 5], first_page=2)

@@ -48,7 +48,9 @@ class Channel:
         except (asyncio.IncompleteReadError, OSError):
             return None
         self.heard = time.monotonic()
-        return decode(body)
+        # What was still buffered when this side closed is not obeyed: the peer may have been told
+        # since that nothing of it is in flight.
+        return None if self.closed_here else decode(body)
 
     async def keep_alive(self, limit: float) -> None:
         """Ping while the peer is quiet; end the connection when it stays so for `limit` seconds."""

@@ -18,6 +18,7 @@ from pdtransfer.errors import (
     DeadlineExceeded,
     Draining,
     LayoutMismatch,
+    PeerNotRostered,
     PeerReplaced,
     TransferError,
 )
@@ -95,6 +96,9 @@ class SourceSide:
     def on_request(self, peer: Peer, request: Request) -> None:
         """Serve, repeat the answer, or refuse."""
         identity, key = request.identity, (peer.key, request.identity)
+        if peer.retired:
+            self._refuse(peer, request, PeerNotRostered("prefill's roster does not name this rank"))
+            return
         mine = self._wiring.card.incarnation
         if identity.source_incarnation != mine or identity.destination_incarnation != peer.card.incarnation:
             self._refuse(peer, request, PeerReplaced(f"the request is for incarnation {identity.source_incarnation}"))

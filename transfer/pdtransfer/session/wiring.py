@@ -221,7 +221,7 @@ class Wiring:
             hello = await asyncio.wait_for(channel.receive(MAX_HELLO), self._core.timeouts.connect)
             if not isinstance(hello, Hello):
                 return
-            answer = admit(self.card, self._peers, self.hooks.drained, hello)
+            answer = admit(self.card, self._peers, self._drained, hello)
             if isinstance(answer, Refused):
                 self._core.count("connections_refused")
                 channel.send(answer)
@@ -342,6 +342,13 @@ class Wiring:
     def _publish(self) -> None:
         self.verdicts = tuple(p.verdict for p in self._peers.values())
         self._core.changed()
+
+    def _drained(self, agent_name: str) -> bool:
+        """Nothing flies to an unrostered agent, and nothing will: its old connection is cut first."""
+        for peer in self._retired:
+            if peer.card.agent_name == agent_name and peer.channel is not None:
+                peer.channel.close()
+        return self.hooks.drained(agent_name)
 
     def _consider_death(self, peer: Peer) -> None:
         """A retired peer whose side ended the connection, and whose control port then refuses us
