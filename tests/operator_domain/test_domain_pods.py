@@ -203,3 +203,29 @@ def test_the_plugin_is_copied_with_the_metadata_that_names_its_entry_point(tmp_p
     subprocess.run([sys.executable, *command[1:-1], str(tmp_path)], check=True, timeout=60)
     assert (tmp_path / "pdtransfer" / "contract" / "card.py").is_file()
     assert list(tmp_path.glob("pdcluster*-info/entry_points.txt"))
+
+
+def test_reference_takes_the_command_line_that_the_operator_writes() -> None:
+    options = pytest.importorskip("pdtransfer.engines.reference.options")
+    for role in Role:
+        for raw in (
+            quickstart(),
+            quickstart(transfer__backend="NIXL"),
+            quickstart(decode__hostKV={"mode": "HostReceive"}),
+        ):
+            args = pod(raw, role)["spec"]["containers"][0]["args"]
+            told = options.parse_options([a.replace("$(POD_IP)", "10.0.0.1") for a in args])
+            assert told.mode == role.value
+            assert told.page_size == 16
+            assert told.tp_size == (2 if role is Role.PREFILL else 1)
+
+
+def test_the_sidecar_takes_the_command_line_that_the_operator_writes() -> None:
+    config = pytest.importorskip("pdtransfer.sidecar.config")
+    env = {"PDCLUSTER_UID": UID, "POD_UID": "u", "PDCLUSTER_ROLE": "decode"}
+    told = config.parse(pod(quickstart())["spec"]["initContainers"][0]["args"], env)
+    assert (str(told.socket), told.control_port, told.health_port, told.wiring) == (
+        "/run/pdtransfer/sidecar.sock", 9440, 9441, True,
+    )  # fmt: skip
+    foreign = pod(quickstart(transfer__backend="NIXL"))["spec"]["initContainers"][0]["args"]
+    assert config.parse(foreign, env).wiring is False
