@@ -107,7 +107,15 @@ class EmitEvent:
 
 
 Action = (
-    CreatePod | DeletePod | SetGate | Apply | Delete | IssueCertificate | WriteRouterKey | PutRoster | SetWorkers
+    CreatePod
+    | DeletePod
+    | SetGate
+    | Apply
+    | Delete
+    | IssueCertificate
+    | WriteRouterKey
+    | PutRoster
+    | SetWorkers
     | EmitEvent
 )
 
