@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_TICK = 0.05
 WARM_TICK = 0.002
+"""Seconds between looks at handles whose transfer was given up, and between deadline checks."""
 SPINS = 30
 BAD_TURNS = 200
 """Progress calls in a row that may fail."""
@@ -50,7 +51,6 @@ class Core:
         self._wake = asyncio.Event()
         self._hot = 0
         self._bad_turns = 0
-        self._warm = 0
         self.ticks: list[Callable[[float], None]] = []
         self.on_crash: list[Callable[[Exception], None]] = []
         self.on_stop: list[Callable[[], None]] = []
@@ -105,11 +105,6 @@ class Core:
     def hot(self, delta: int) -> None:
         """One more (or less) reason to progress without pause."""
         self._hot += delta
-        self._wake.set()
-
-    def warm(self, delta: int) -> None:
-        """One more (or less) reason to look every few milliseconds."""
-        self._warm += delta
         self._wake.set()
 
     def wake(self) -> None:
@@ -212,11 +207,10 @@ class Core:
                     # Not asyncio's timer: epoll rounds up to a millisecond.
                     time.sleep(50e-6 if quiet < EAGER else 500e-6)  # noqa: ASYNC251
                 await asyncio.sleep(0)
-            elif self._warm or self.mover.handles_in_flight:
-                await asyncio.sleep(WARM_TICK)
             else:
                 self._wake.clear()
-                timer = self._loop.call_later(IDLE_TICK, self._wake.set)
+                pause = WARM_TICK if self.mover.handles_in_flight else IDLE_TICK
+                timer = self._loop.call_later(pause, self._wake.set)
                 await self._wake.wait()
                 timer.cancel()
                 quiet = 0

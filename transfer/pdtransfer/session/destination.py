@@ -112,7 +112,6 @@ class DestinationSide:
 
     def _begin(self, receive: Receive) -> None:
         self._live[receive.key] = receive
-        self._mode(receive, "warm")
         for key, leg in receive.legs.items():
             leg.peer = self._wiring.current(key, leg.card)
             if leg.peer is None:
@@ -140,7 +139,7 @@ class DestinationSide:
             return
         receive.deadline = time.monotonic() + self._core.timeouts.transfer
         receive.transfer.cell.move(TransferState.TRANSFERRING)
-        self._mode(receive, "hot")
+        self._progress(receive, True)
 
     def on_done(self, peer: Peer, frame: Done) -> None:
         """One source has written everything."""
@@ -237,7 +236,7 @@ class DestinationSide:
 
     def _succeed(self, receive: Receive) -> None:
         del self._live[receive.key]
-        self._mode(receive, "")
+        self._progress(receive, False)
         with self._lock:
             self.ledger.complete(receive.key)
         first = min(receive.legs.values(), key=lambda leg: leg.card.rank)
@@ -250,7 +249,7 @@ class DestinationSide:
     def _fail(self, receive: Receive, error: TransferError) -> None:
         if self._live.pop(receive.key, None) is None:
             return
-        self._mode(receive, "")
+        self._progress(receive, False)
         error.room = receive.key[0]
         error.bytes_done = error.bytes_done or receive.bytes_done
         with self._lock:
@@ -269,16 +268,11 @@ class DestinationSide:
         receive.transfer.cell.move(TransferState.FAILED, error)
         self._core.changed()
 
-    def _mode(self, receive: Receive, mode: str) -> None:
-        """How eagerly the thread looks while this receive goes on (a target must progress)."""
-        if mode == receive.counted:
-            return
-        for name, change in ((receive.counted, -1), (mode, 1)):
-            if name == "hot":
-                self._core.hot(change)
-            elif name == "warm":
-                self._core.warm(change)
-        receive.counted = mode
+    def _progress(self, receive: Receive, wanted: bool) -> None:
+        """A target of TCP writes must progress while its bytes come, and only then."""
+        if wanted != receive.progressing:
+            receive.progressing = wanted
+            self._core.hot(1 if wanted else -1)
 
     def _tick(self, now: float) -> None:
         for receive in list(self._live.values()):

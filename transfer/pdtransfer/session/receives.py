@@ -51,5 +51,5 @@ class Receive:
     legs: dict[PeerKey, Leg]
     deadline: float
     connect_by: float
-    counted: str = ""
+    progressing: bool = False
     bytes_done: int = 0
