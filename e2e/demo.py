@@ -80,9 +80,8 @@ def demo() -> None:
     print(f"  export KUBECONFIG={kubectl.kubeconfig} PDCLUSTER_IMAGE={target.image}")
     print(f"  alias kubectl={kubectl.binary}")
     print(f"  kubectl -n {NAMESPACE} get pods,svc -o wide; kubectl -n {NAMESPACE} get events")
-    print(
-        f"  kubectl -n {NAMESPACE} apply -f examples/does-not-fit.yaml; kubectl -n {NAMESPACE} describe pdc does-not-fit"
-    )
+    print(f"  kubectl -n {NAMESPACE} apply -f examples/does-not-fit.yaml")
+    print(f"  kubectl -n {NAMESPACE} describe pdc does-not-fit")
     print("  kubectl explain pdc.spec")
     print("To clean up: make clean-demo")
 

@@ -54,6 +54,6 @@ def test_the_sidecar_takes_its_command(backend: str) -> None:
     spec = _spec({"transfer": {"backend": backend, "fabric": {"type": "TCP"}}})
     container = containers.sidecar_container(spec, DecideSettings())
     assert container["command"] == ["pdtransfer-sidecar"]
-    env = {"PDCLUSTER_UID": "c", "POD_UID": "p", "PDCLUSTER_ROLE": "prefill", "POD_NAME": "n", "PDCLUSTER_REVISION": "r"}
+    env = {"PDCLUSTER_UID": "c", "POD_UID": "p", "PDCLUSTER_ROLE": "prefill", "POD_NAME": "n"}
     found = config.parse(container["args"], env)
     assert found.wiring is (backend == "PDCluster")

@@ -32,7 +32,7 @@ class Heartbeat(ContractModel):
     type: Literal["heartbeat"] = "heartbeat"
     inflight: int = 0
     quarantined_bytes: int = 0
-    counters: dict[str, float] = {}
+    counters: dict[str, float] = Field(default_factory=dict)
     """Monotone counters and gauges of the rank for /metrics, name without prefix to value."""
 
 

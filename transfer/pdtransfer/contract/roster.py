@@ -33,7 +33,7 @@ class Roster(ContractModel):
     pod_uid: str
     incarnation: str
     key: RosterKey
-    peers: dict[int, tuple[RankCard, ...]] = {}
+    peers: dict[int, tuple[RankCard, ...]] = Field(default_factory=dict)
 
     @property
     def hash(self) -> str:
