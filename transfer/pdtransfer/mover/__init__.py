@@ -1,1 +1,1 @@
-""""""
+"""Executes plans (executor: windows, deadlines, settling) and keeps destination pages (ledger)."""

@@ -14,12 +14,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pdtransfer.agent.port import AgentFailure, AgentPort
-from pdtransfer.errors import TransferError
+from pdtransfer.errors import DeadlineExceeded, TransferError
 from pdtransfer.mover.executor import Mover
 from pdtransfer.session.api import EndpointConfig
 
 logger = logging.getLogger(__name__)
 
+START_DEADLINE = 600.0
+"""Seconds; registering pins the whole pool, which takes long for hundreds of GB."""
 IDLE_TICK = 0.05
 WARM_TICK = 0.002
 """Seconds between looks at handles whose transfer was given up, and between deadline checks."""
@@ -51,6 +53,7 @@ class Core:
         self._wake = asyncio.Event()
         self._hot = 0
         self._bad_turns = 0
+        self._turned = time.monotonic()
         self.ticks: list[Callable[[float], None]] = []
         self.on_crash: list[Callable[[Exception], None]] = []
         self.on_stop: list[Callable[[], None]] = []
@@ -60,7 +63,8 @@ class Core:
         """Start the thread, run `setup` in it and wait for its end; raises what it raised."""
         self._setup = setup
         self._thread.start()
-        self._ready.wait()
+        if not self._ready.wait(START_DEADLINE):
+            raise DeadlineExceeded(f"the agent and its registrations took over {START_DEADLINE:.0f} s")
         if self.failed is not None:
             raise self.failed
 
@@ -101,6 +105,11 @@ class Core:
             self.failed.__cause__ = error
         self._stop.set()
         self._wake.set()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the thread's last turn: large when a call of the agent hangs."""
+        return time.monotonic() - self._turned
 
     def hot(self, delta: int) -> None:
         """One more (or less) reason to progress without pause."""
@@ -196,7 +205,7 @@ class Core:
         while not self._stop.is_set():
             moved = self.mover.step()
             self._progress()
-            now = time.monotonic()
+            now = self._turned = time.monotonic()
             if now - last_tick > WARM_TICK:
                 last_tick = now
                 for tick in self.ticks:

@@ -215,6 +215,7 @@ class RankEndpoint:
         """Monotone counters and gauges."""
         return {
             **self._core.counters,
+            "thread_age_seconds": self._core.age,
             "inflight": float(self.inflight),
             "quarantined_bytes": float(self._destination.quarantined_bytes),
         }
