@@ -81,6 +81,7 @@ def make_cards(
     model: str = "tiny",
     memory: MemoryKind | None = MemoryKind.DRAM,
     page: int = PAGE,
+    devices: tuple[str, ...] = (),
 ) -> tuple[RankCard, ...]:
     """Sealed cards of one pod's ranks: GQA, 2 KV heads of 16, float32, 4 layers."""
     cards = []
@@ -111,7 +112,7 @@ def make_cards(
                 ),
                 engine=EngineFacts(type=EngineType.REFERENCE, version="0.1.0", max_total_tokens=128),
                 agent_name=f"{pod_uid}-{incarnation}-{rank}",
-                transports=("tcp",),
+                devices=devices,
             ).sealed()
         )
     return tuple(cards)
@@ -142,6 +143,7 @@ class FakePod:
     model: str = "tiny"
     memory: MemoryKind | None = MemoryKind.DRAM
     page: int = PAGE
+    devices: tuple[str, ...] = ()
     history: list[tuple[tuple[int, int], str]] = field(default_factory=list)
     restarts: int = 0
     exit_code: int | None = None
@@ -160,6 +162,7 @@ class FakePod:
             model=self.model,
             memory=self.memory,
             page=self.page,
+            devices=self.devices,
         )
 
 
@@ -185,6 +188,7 @@ class World:
         self.cut: set[frozenset[str]] = set()
         self.created: list[str] = []
         self.api_error = ""
+        self.transport = "TCP"
         self.last: Decision | None = None
         self.edit(raw)
 
@@ -235,8 +239,8 @@ class World:
                         bytes_moved=4096 if state is VerdictState.WIRED else 0,
                         seconds=1e-5 if state is VerdictState.WIRED else 0.0,
                         checksum_ok=state is VerdictState.WIRED,
-                        transport="tcp",
-                        evidence="UCX log",
+                        transport=self.transport,
+                        evidence="port counters",
                         at=self.now,
                     )
                 )

@@ -12,7 +12,6 @@ from pdoperator.api.conditions import ConditionType, Reason
 from pdoperator.domain.actions import PodBackoff
 from pdoperator.domain.condition import no, roll_up, to_conditions, unknown, yes
 from pdoperator.domain.decide import decide
-from pdoperator.domain.fabric import is_rdma
 from pdoperator.domain.lifecycle import next_backoff
 from pdoperator.domain.links import Blame, LinkState, Told, against, blame, judge, rank_pairs, told_by
 from pdoperator.domain.observed import ContainerSeen, NodeOffer, PodSeen
@@ -122,16 +121,6 @@ def test_backoff_doubles_up_to_five_minutes() -> None:
     assert waits == [10, 20, 40, 80, 160, 300, 300]
 
 
-@pytest.mark.parametrize("name", ["rc_mlx5", "rc_x", "dc_mlx5", "ud_verbs", "mlx5_0:1", "efa", "rdma", "ib"])
-def test_rdma_transports_are_known(name: str) -> None:
-    assert is_rdma(name)
-
-
-@pytest.mark.parametrize("name", ["tcp", "eth0", "self", "sysv", "cma", "cuda_copy", "lo", "posix", "udp", "dcgm"])
-def test_other_transports_are_not_rdma(name: str) -> None:
-    assert not is_rdma(name)
-
-
 def rdma_world(nodes: tuple[NodeOffer, ...] | None) -> World:
     w = World(quickstart(transfer__fabric={"type": "RDMA", "resources": [{"name": "rdma/hca", "count": 1}]}))
     observed = replace(w.observe(), nodes=nodes)
@@ -146,13 +135,27 @@ def test_a_resource_no_node_offers_is_named_with_what_nodes_do_offer() -> None:
     assert "rdma/hca" in c["message"] and "rdma/ib" in c["message"]
 
 
-def test_rdma_that_turns_out_to_be_tcp_is_silent_tcp() -> None:
+@pytest.mark.parametrize(
+    ("devices", "transport", "status", "reason"),
+    [
+        ((), "TCP", "False", "RDMANotFound"),
+        (("mlx5_0",), "TCP", "False", "SilentTCP"),
+        (("mlx5_0",), "Unknown", "Unknown", "NotImplementedYet"),
+        (("mlx5_0",), "RDMA", "True", "FabricVerified"),
+    ],
+)
+def test_rdma_holds_only_on_the_evidence_of_the_adapters(
+    devices: tuple[str, ...], transport: str, status: str, reason: str
+) -> None:
     w = rdma_world((NodeOffer("n1", {"rdma/hca": 100}),))
+    w.transport = transport
     for _ in range(4):
+        for p in w.pods.values():
+            p.devices = devices
         w.step()
     c = w.condition("FabricReady")
-    assert (c["status"], c["reason"]) == ("False", "SilentTCP")
-    assert w.condition("Ready")["status"] == "False"
+    assert (c["status"], c["reason"]) == (status, reason)
+    assert w.condition("Ready")["status"] == ("True" if status == "True" else status)
 
 
 def peer(name: str, role: Role, tp: int, incarnation: str = "i1") -> Peer:

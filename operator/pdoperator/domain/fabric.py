@@ -7,23 +7,16 @@ from pdoperator.api.spec import FabricType, GPUDirect, PDClusterSpec
 from pdoperator.domain.condition import Aspect, no, unknown, yes
 from pdoperator.domain.observed import Observed
 from pdoperator.domain.revision import role_spec
+from pdoperator.domain.verification import Verification
 from pdoperator.domain.view import View
 from pdtransfer.contract.base import Backend, Role
 
 _KIND = ConditionType.FABRIC_READY
-RDMA_MARKS = ("rc", "dc", "ud", "rdma", "ib", "mlx", "efa", "erdma", "srd", "verbs")
 
 
-def is_rdma(transport: str) -> bool:
-    """True for the names that UCX and libfabric give RDMA transports (rc_mlx5, dc_x, efa, verbs ...)."""
-    name = transport.lower()
-    return any(name == m or name.startswith((m + "_", m + "/", m + ":", m + "-")) for m in RDMA_MARKS) or (
-        "mlx5" in name or "rdma" in name
-    )
-
-
-def fabric_ready(observed: Observed, spec: PDClusterSpec, view: View) -> Aspect:
-    """The condition. A TCP fabric was asked for: it holds, and says what it costs."""
+def fabric_ready(observed: Observed, spec: PDClusterSpec, view: View, proof: Verification) -> Aspect:
+    """The condition. A TCP fabric was asked for: it holds, and says what it costs. RDMA holds only on the
+    evidence of the probes (the adapters' own byte counters): a working transfer alone may be TCP."""
     fabric = spec.transfer.fabric
     if fabric.type is FabricType.TCP:
         return yes(
@@ -44,24 +37,31 @@ def fabric_ready(observed: Observed, spec: PDClusterSpec, view: View) -> Aspect:
             required=False,
         )
     if not view.peers:
-        return unknown(_KIND, Reason.NOT_OBSERVED_YET, "no rank has reported its transports yet")
+        return unknown(_KIND, Reason.NOT_OBSERVED_YET, "no rank has reported its adapters yet")
     for peer in view.peers:
         for card in peer.cards.cards:
-            transports = card.transports
-            if not transports and not card.devices:
-                return unknown(
-                    _KIND, Reason.NOT_OBSERVED_YET, f"{peer.pod.name} rank {card.rank} reports no transports yet"
-                )
-            if not any(is_rdma(t) for t in (*transports, *card.devices)):
-                used = ", ".join((*transports, *card.devices)) or "nothing"
-                reason = Reason.SILENT_TCP if any("tcp" in t.lower() for t in transports) else Reason.RDMA_NOT_FOUND
+            if not card.devices:
                 return no(
                     _KIND,
-                    reason,
-                    f"RDMA was asked for, but {peer.pod.name} rank {card.rank} found only {used}. Check that the "
-                    "pod has /dev/infiniband, its fabric resources, UCX_TLS and UCX_NET_DEVICES, and memlock "
-                    "(IPC_LOCK).",
+                    Reason.RDMA_NOT_FOUND,
+                    f"RDMA was asked for, but {peer.pod.name} rank {card.rank} found no HCA with a /dev/infiniband "
+                    "node, so KV goes over TCP. Check the pod's fabric resources and their device plugin, or set "
+                    "spec.transfer.fabric.type to TCP.",
                 )
+    if not proof.proven:
+        return unknown(_KIND, Reason.NOT_OBSERVED_YET, "HCAs are there, but no probe has moved bytes yet")
+    used = proof.transport.split("+")
+    if any(t.startswith("TCP") for t in used):
+        return no(
+            _KIND,
+            Reason.SILENT_TCP,
+            f"RDMA was asked for and HCAs are there, but KV went over TCP ({proof.evidence}). Check UCX_TLS and "
+            "UCX_NET_DEVICES in the pod, the HCA's link and GID, and memlock (IPC_LOCK).",
+        )
+    if used != ["RDMA"]:
+        return unknown(
+            _KIND, Reason.NOT_IMPLEMENTED_YET, f"HCAs are there, but not what went over them: {proof.evidence}"
+        )
     if fabric.gpu_direct is GPUDirect.REQUIRED:
         return unknown(
             _KIND,
@@ -69,7 +69,7 @@ def fabric_ready(observed: Observed, spec: PDClusterSpec, view: View) -> Aspect:
             "RDMA devices are in use, but evidence that bytes go to GPU memory without a host copy is not collected "
             "yet; set gpuDirect to Preferred to do without it",
         )
-    return yes(_KIND, Reason.FABRIC_VERIFIED, "every rank reports RDMA devices")
+    return yes(_KIND, Reason.FABRIC_VERIFIED, f"KV goes over RDMA: {proof.evidence}")
 
 
 def _resources(observed: Observed, spec: PDClusterSpec) -> Aspect | None:

@@ -275,7 +275,7 @@ def progressing(pic: Picture) -> Aspect:
 def all_aspects(pic: Picture, proof: Verification) -> list[Aspect]:
     """Every condition but Ready, in the order of the rollup."""
     if pic.spec is not None:
-        fabric = fabric_ready(pic.observed, pic.spec, pic.view)
+        fabric = fabric_ready(pic.observed, pic.spec, pic.view, proof)
     else:
         fabric = unknown(ConditionType.FABRIC_READY, Reason.INVALID_SPEC, "the spec can not be read", required=False)
     return [

@@ -49,7 +49,9 @@ class RankCard(ContractModel):
     control: str = ""
     bootstrap: str = ""
     transports: tuple[str, ...] = ()
+    """UCX_TLS as set in the rank; empty when UCX may choose."""
     devices: tuple[str, ...] = ()
+    """HCAs with a /dev/infiniband node in the pod: what RDMA could use, not what was used."""
     fingerprint: str = ""
     layout_hash: str = ""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from pdtransfer.agent.hca import usable_hcas
 from pdtransfer.agent.port import AgentPort, Descriptors
 from pdtransfer.contract.base import MemoryKind, Role
 from pdtransfer.contract.card import RankCard
@@ -80,7 +81,8 @@ class RankEndpoint:
         layout = card_template.layout.model_copy(update={"regions": regions})
         self._card = card_template.model_copy(update={"layout": layout, "agent_name": name})
         self._core = Core(name, config, lambda: agent_factory(name, config))
-        self._wiring = Wiring(self._core, self._card, self._transport)
+        self._hcas = usable_hcas()
+        self._wiring = Wiring(self._core, self._card, self._hcas)
         self._wiring.hooks = self
         self._source = SourceSide(self._core, self._wiring)
         self._destination = DestinationSide(self._core, self._wiring)
@@ -103,23 +105,15 @@ class RankEndpoint:
         agent.register(self._wiring.prober.scratch.descriptors, MemoryKind.DRAM)
         port = await self._wiring.listen()
         host = self._config.advertise_host
-        devices = os.environ.get("UCX_NET_DEVICES", "")
         self._card = self._card.model_copy(
             update={
                 "nixl_metadata": base64.b64encode(agent.metadata()).decode(),
                 "control": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
                 "transports": tuple(t for t in os.environ.get("UCX_TLS", "").split(",") if t),
-                "devices": tuple(d for d in devices.split(",") if d),
+                "devices": tuple(h.name for h in self._hcas),
             }
         ).sealed()
         self._wiring.card = self._card
-
-    def _transport(self) -> tuple[str, str]:
-        """What is honestly known: no NIXL call tells which lanes a transfer used."""
-        tls = os.environ.get("UCX_TLS", "") or "any"
-        devices = os.environ.get("UCX_NET_DEVICES", "") or "any"
-        emulated = ", VRAM emulated on host memory" if self._card.layout.emulated_vram else ""
-        return "UCX", f"checksummed READ and WRITE; lane not observed (UCX_TLS={tls}, devices={devices}){emulated}"
 
     # --- Endpoint ---------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pdtransfer.agent.hca import Hca, Lane, counted_bytes, lane
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.contract.card import RankCard
 from pdtransfer.errors import ChecksumMismatch, DeadlineExceeded, PeerUnreachable, TransferError
@@ -65,14 +66,16 @@ class ProbeResult:
     seconds: float
     stable_samples: int
     samples: int
+    lane: Lane
 
 
 class Prober:
     """Both ends of a probe. Runs in the core's thread."""
 
-    def __init__(self, core: Core, card: Any) -> None:
+    def __init__(self, core: Core, card: Any, hcas: tuple[Hca, ...]) -> None:
         self._core = core
         self._card = card
+        self._hcas = hcas
         self.scratch = Scratch()
         self._lender = Lender(core, self.scratch, card)
         self._answers: dict[tuple[Peer, int], asyncio.Future[Any]] = {}
@@ -114,6 +117,7 @@ class Prober:
             if mine is None:
                 raise DeadlineExceeded("no scratch is free", peer=peer.label)
             before, moved, seconds = list(grant.digests), 0, 0.0
+            counted = counted_bytes(self._hcas)
             stable: set[int] = set()
             for _ in range(TRIES):
                 got: dict[int, str] = {}
@@ -143,7 +147,10 @@ class Prober:
             if checked.digest != digest(block):
                 raise ChecksumMismatch("a WRITE to scratch arrived changed", peer=peer.label)
             settled = True
-            return ProbeResult(moved + size, seconds, len(stable), len(samples))
+            moved += size
+            same_host = _host(peer.card.control) == _host(self._card().control)
+            taken = lane(self._hcas, counted, counted_bytes(self._hcas), moved, same_host=same_host)
+            return ProbeResult(moved, seconds, len(stable), len(samples), taken)
         finally:
             if mine is not None:
                 if mine in self._active:
@@ -234,3 +241,7 @@ class Prober:
             if who is peer and not answer.done():
                 answer.set_exception(PeerUnreachable("the control connection ended", peer=peer.label))
         self._lender.on_disconnected(peer)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]

@@ -6,9 +6,9 @@ import numpy as np
 
 from pdtransfer.agent.port import Descriptors
 
-BLOCK = 64 << 10
+BLOCK = 1 << 20
 """Bytes of one scratch slot, and of a probe's random block."""
-SLOTS = 64
+SLOTS = 16
 
 
 class Scratch:

@@ -16,11 +16,12 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pydantic import BaseModel
 
+from pdtransfer.agent.hca import Hca
 from pdtransfer.agent.port import AgentFailure
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.card import RankCard
@@ -66,14 +67,13 @@ class Wiring:
 
     hooks: Hooks
 
-    def __init__(self, core: Core, card: RankCard, transport: Callable[[], tuple[str, str]]) -> None:
+    def __init__(self, core: Core, card: RankCard, hcas: tuple[Hca, ...] = ()) -> None:
         self._core = core
         self.card = card
-        self._transport = transport
         self._peers: dict[PeerKey, Peer] = {}
         self._retired: list[Peer] = []
         self._server: asyncio.Server | None = None
-        self.prober = Prober(core, lambda: self.card)
+        self.prober = Prober(core, lambda: self.card, hcas)
         self.verdicts: tuple[Verdict, ...] = ()
         core.ticks.append(self._tick)
         core.on_stop.append(self.close)
@@ -303,7 +303,7 @@ class Wiring:
             peer.probing = False
         if peer.channel is not channel or peer.retired:
             return
-        transport, evidence = self._transport()
+        emulated = "; VRAM emulated on host memory" if self.card.layout.emulated_vram else ""
         note = (
             ""
             if result.stable_samples == result.samples
@@ -317,8 +317,8 @@ class Wiring:
             bytes_moved=result.nbytes,
             seconds=result.seconds,
             checksum_ok=True,
-            transport=transport,
-            evidence=evidence,
+            transport=result.lane.transport,
+            evidence=f"checksummed READ and WRITE; {result.lane.evidence}{emulated}",
         )
         self._core.count("probes_succeeded")
 
