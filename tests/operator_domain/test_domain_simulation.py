@@ -30,7 +30,7 @@ def test_quickstart_becomes_ready_wired_verified_and_routed() -> None:
     }  # fmt: skip
     # 4096 bytes in 10 microseconds are 0.41 GB/s on the slowest rank pair.
     assert w.status["summary"] == {
-        "prefill": "1/1", "decode": "2/2", "wired": "2/2", "verified": "0.41 GB/s tcp",
+        "prefill": "1/1", "decode": "2/2", "wired": "2/2", "verified": "0.41 GB/s TCP",
     }  # fmt: skip
     assert w.status["effective"]["prefillTensorParallel"] == 2
     assert [e.reason for e in w.events] == ["Launched", "Wired"]
