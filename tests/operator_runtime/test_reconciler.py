@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 from typing import Any
 
 import pytest
@@ -85,7 +86,8 @@ async def test_a_forbidden_create_reaches_status_with_what_to_grant(kube: FakeKu
     obj = kube.put(pdcluster(replicas=1))
     kube.faults.forbidden.add(("create", "pods"))
     state = state_of(obj)
-    reconciler = make_reconciler(kube)
+    clock = itertools.count(NOW, 2.0)
+    reconciler = make_reconciler(kube, now=lambda: next(clock))
     assert (await reconciler.once(state)).failed
     assert state.problem is not None and 'cannot create resource "pods"' in state.problem.message
     await reconciler.once(state)
@@ -95,6 +97,35 @@ async def test_a_forbidden_create_reaches_status_with_what_to_grant(kube: FakeKu
         await reconciler.once(state)
     assert cluster_of(kube)["status"]["problem"] == ""
     assert len(kube.of("Pod")) == 1
+
+
+async def test_a_refused_write_backs_off_alone_and_everything_else_goes_on_at_the_usual_pace(kube: FakeKube) -> None:
+    """A full quota must not make wiring and routing as slow as its own retries."""
+    obj = kube.put(pdcluster(replicas=1))
+    kube.faults.forbidden.add(("create", "pods"))
+    clock = [NOW]
+    deletes: list[float] = []
+
+    def decide(observed: Any, memory: Memory, settings: Any) -> Decision:
+        done = small_decide(observed, memory, settings)
+        deletes.append(observed.now)
+        return Decision((*done.actions, DeletePod("gone", "u", "r", "m")), done.status, done.memory, 0.5)
+
+    reconciler, state = make_reconciler(kube, decide, now=lambda: clock[0]), state_of(obj)
+    for _ in range(40):
+        result = await reconciler.once(state)
+        assert result.failed and not result.blind and result.requeue_after <= 2.0
+        clock[0] += 0.5
+    tried = [c for c in kube.calls if c == ("create", "pods")]
+    # At 0, 0.5, then 1, 2, 4 and 8 s later: 1.5, 3.5, 7.5 and 15.5 s.
+    assert len(tried) == 6
+    assert len([c for c in kube.calls if c == ("delete", "pods")]) == 40
+    assert cluster_of(kube)["status"]["problem"] == "APIForbidden"
+    obj["spec"]["prefill"]["replicas"] = 2
+    kube.put(obj)
+    kube.faults.forbidden.clear()
+    assert not (await reconciler.once(state)).failed  # a new spec waits for nothing
+    assert len(kube.of("Pod")) == 2
 
 
 async def test_without_the_right_to_list_pods_nothing_is_created_and_ready_is_unknown(kube: FakeKube) -> None:

@@ -99,7 +99,7 @@ async def test_failures_back_off_exponentially_and_events_do_not_shorten_it_but_
 ) -> None:
     obj = kube.put(pdcluster())
     recorder = Recorder()
-    recorder.behave["a"] = lambda n: Result(failed=True)
+    recorder.behave["a"] = lambda n: Result(failed=True, blind=True)
     sup = supervisor(kube, recorder, backoff_first=8.0, backoff_max=64.0)
     task = await started(sup)
     for _ in range(3000):

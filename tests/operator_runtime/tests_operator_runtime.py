@@ -79,7 +79,10 @@ def pod_manifest(cluster: str, replica: int) -> dict[str, Any]:
 
 
 def make_reconciler(
-    kube: FakeKube, decide: Decide = small_decide, may_act: Callable[[], bool] = lambda: True
+    kube: FakeKube,
+    decide: Decide = small_decide,
+    may_act: Callable[[], bool] = lambda: True,
+    now: Callable[[], float] = lambda: NOW,
 ) -> Reconciler:
     """A reconciler over the fake, with a CA of its own."""
     keys = Credentials(AUTHORITY, lambda: NOW)
@@ -97,7 +100,7 @@ def make_reconciler(
         decide=decide,
         settings=DecideSettings(),
         term=lambda: 1,
-        now=lambda: NOW,
+        now=now,
     )
 
 

@@ -15,7 +15,9 @@ class DecideSettings:
     operator_namespace: str = "pdcluster-system"
     image_pull_policy: str = "IfNotPresent"
     converging_requeue: float = 0.5
-    idle_requeue: float = 5.0
+    idle_requeue: float = 1.5
+    """Only sidecars and routers can tell some changes (a peer that can not be reached any more), and a pod
+    that is not wired must be off the routers within 2 s."""
     unreachable_tries: int = 3
     """Distinct findings of Unreachable between two wired pods before a gate may fall."""
     unreachable_seconds: float = 5.0
@@ -30,5 +32,7 @@ class DecideSettings:
     backoff_reset_seconds: float = 300.0
     """A pod that was ready this long clears its slot's failures."""
     certificate_renew_before_seconds: float = 10 * 86400.0
+    certificate_rewrite_seconds: float = 120.0
+    """Pause between two rewrites of the pods' certificate when a pod shows one that is not the operator's."""
     network_policy: bool = True
     disruption_budgets: bool = True

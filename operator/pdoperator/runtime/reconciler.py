@@ -15,7 +15,7 @@ from pdoperator.domain.actions import Apply, Decision, Delete, EmitEvent, Memory
 from pdoperator.domain.observed import ClusterObject, Observed, PodAnswer, PodSeen, RouterPodSeen
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.kube.events import EventRecorder
-from pdoperator.kube.execute import Outcome
+from pdoperator.kube.execute import Outcome, describe
 from pdoperator.kube.kinds import PDCLUSTER_API
 from pdoperator.kube.observe import Observer, Problem, problem_of
 from pdoperator.kube.parse import cluster_object, timestamp
@@ -24,6 +24,7 @@ from pdoperator.pods.router import RouterClient, RouterError
 from pdoperator.pods.sidecar import SidecarClient
 from pdoperator.runtime.act import Actor
 from pdoperator.runtime.blocked import blocked_status
+from pdoperator.runtime.refused import STATUS_WRITE, Refused
 
 log = logging.getLogger(__name__)
 
@@ -65,15 +66,20 @@ class ClusterState:
     answers: dict[str, PodAnswer] = field(default_factory=dict)
     stale: bool = False
     """The status of this reconcile was refused because the object had changed."""
+    refused: Refused = field(default_factory=Refused)
+    """Writes the API server refused, each with a backoff of its own."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """`gone`: the object is no more. `failed`: look again with backoff."""
+    """`gone`: the object is no more. `failed`: something was refused. `blind`: nothing could be seen or
+    decided, so looking again is what has to back off; a refused write backs off alone, and pods go on
+    being wired and routed meanwhile."""
 
     requeue_after: float = 5.0
     failed: bool = False
     gone: bool = False
+    blind: bool = False
 
 
 class Reconciler:
@@ -105,7 +111,7 @@ class Reconciler:
             manifest = await self._kube.get(PDCLUSTER_API, "PDCluster", state.namespace, state.name)
         except KubeError as error:
             log.warning("%s action=get error=%r", _where(state), str(error))
-            return Result(failed=True)
+            return Result(failed=True, blind=True)
         if manifest is None or manifest["metadata"].get("uid") != state.uid:
             return Result(gone=True)
         cluster = cluster_object(manifest)
@@ -125,32 +131,35 @@ class Reconciler:
             text = f"the operator could not decide ({type(error).__name__}): see its log, and please report it"
             return await self._blocked(cluster, state, Problem(Reason.API_ERROR, text))
         state.memory = decision.memory
-        outcomes = await self._actor.run(observed, decision.actions)
-        if any(isinstance(a, Apply | Delete) for a in decision.actions):
+        state.refused.look(cluster.generation, [describe(a) for a in decision.actions])
+        actions = tuple(a for a in decision.actions if state.refused.due(describe(a), observed.now))
+        outcomes = await self._actor.run(observed, actions)
+        if any(isinstance(a, Apply | Delete) for a in actions):
             self._observer.invalidate(state.uid)
-        problems = [o.problem for o in outcomes if o.problem is not None]
-        state.problem = problems[0] if problems else None
+        for outcome in outcomes:
+            state.refused.tried(describe(outcome.action), outcome.problem, observed.now)
+        state.problem = state.refused.problem
         status = self._status(cluster, decision, outcomes)
         written = await self._write_status(cluster, state, status)
-        busy = status is not None or any(not isinstance(a, EmitEvent) for a in decision.actions)
+        busy = status is not None or any(not isinstance(a, EmitEvent) for a in actions)
         state.quiet = 0 if busy or _news(state.answers, observed.answers) else state.quiet + 1
         state.answers = observed.answers
-        failed = bool(problems) or not written
-        state.errors = state.errors + 1 if failed else 0
+        failed = state.problem is not None or not written
+        state.errors = 0
         wait = _stretched(decision.requeue_after, state.quiet, bool(observed.answers or observed.routers))
         return Result(requeue_after=0.1 if state.stale else wait, failed=failed)
 
     async def forget(self, uid: str) -> None:
         """Free what is kept for a PDCluster that is gone."""
         self._events.forget(uid)
-        self._observer.invalidate(uid)
+        self._observer.forget(uid)
         await self._sidecars.forget(uid)
 
     # --- inside -------------------------------------------------------------------------------
 
     async def _observe(self, cluster: ClusterObject, state: ClusterState) -> Observed:
         # Thousands of nodes are not read for specs that ask for nothing only some of them have.
-        children = await self._observer.children(cluster)
+        children = await self._observer.children(cluster, self._now())
         nodes = await self._observer.nodes() if asks_for_devices(cluster) else None
         answers, routers = await asyncio.gather(
             self._sidecars.ask(cluster.uid, children.pods),
@@ -202,8 +211,8 @@ class Reconciler:
         return None if status == cluster.status else status
 
     async def _write_status(self, cluster: ClusterObject, state: ClusterState, status: dict[str, Any] | None) -> bool:
-        if status is None:
-            return True
+        if status is None or not state.refused.due(STATUS_WRITE, self._now()):
+            return status is None
         manifest = {
             "apiVersion": PDCLUSTER_API,
             "kind": "PDCluster",
@@ -222,12 +231,14 @@ class Reconciler:
             if error.status in (404, 409):
                 state.stale = True  # it changed or went meanwhile: look again at once
                 return True
-            state.problem = problem_of(error, "write the status")
+            state.problem = problem_of(error, STATUS_WRITE)
+            state.refused.tried(STATUS_WRITE, state.problem, self._now())
             log.warning(
                 "%s action=status reason=%s message=%r", _where(state), state.problem.reason, state.problem.message
             )
             await self._tell(cluster, state.problem)
             return False
+        state.refused.tried(STATUS_WRITE, None, self._now())
         return True
 
     async def _blocked(self, cluster: ClusterObject, state: ClusterState, problem: Problem) -> Result:
@@ -237,7 +248,7 @@ class Reconciler:
         lasting = problem.reason == Reason.API_FORBIDDEN or state.errors >= _ERRORS_BEFORE_STATUS
         if lasting:
             await self._write_status(cluster, state, blocked_status(cluster, problem, self._now()))
-        return Result(failed=True)
+        return Result(failed=True, blind=True)
 
     async def _tell(self, cluster: ClusterObject, problem: Problem) -> None:
         """An Event, for what status itself can not say."""

@@ -2,7 +2,8 @@
 
 Wake-ups only set an event, so any number of them while a reconcile runs leads to one more. A timer
 (requeue_after) heals what a missed watch event would have told, and a full LIST every `resync`
-seconds heals missed PDClusters. After a failure only a new spec or the backoff's end looks again.
+seconds heals missed PDClusters. After a look that could not see or decide only a new spec or the
+backoff's end looks again.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ class Pace:
     deadline: float = 60.0
     coalesce: float = 0.1
     max_requeue: float = 60.0
+    crowd: float = 0.02
+    """The timer of each PDCluster is at least this long for every PDCluster there is, up to `crowd_max`."""
+    crowd_max: float = 5.0
     backoff_first: float = 1.0
     backoff_max: float = 60.0
     resync: float = 30.0
@@ -189,11 +193,13 @@ class Supervisor:
                 result = await self._one(state)
                 if result.gone:
                     return
-                failures = failures + 1 if result.failed else 0
-                if result.failed:
+                failures = failures + 1 if result.blind else 0
+                if result.blind:
                     await _wait(worker.urgent, backoff(failures, self._pace))
                 else:
-                    await _wait(worker.wake, min(result.requeue_after, self._pace.max_requeue))
+                    # A look costs about 15 ms of CPU: many PDClusters share one core's worth of looks.
+                    crowd = min(self._pace.crowd_max, self._pace.crowd * len(self._workers))
+                    await _wait(worker.wake, min(max(result.requeue_after, crowd), self._pace.max_requeue))
                 await asyncio.sleep(self._pace.coalesce)
         finally:
             await self._reconciler.forget(state.uid)
@@ -219,7 +225,7 @@ class Supervisor:
                 log.exception("namespace=%s name=%s error=unexpected", state.namespace, state.name)
             finally:
                 self._metrics.reconciled(outcome, loop.time() - began)
-        return Result(failed=True)
+        return Result(failed=True, blind=True)
 
 
 def backoff(failures: int, pace: Pace) -> float:
