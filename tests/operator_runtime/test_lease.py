@@ -91,6 +91,32 @@ async def test_a_holder_cut_off_from_the_api_stops_before_its_successor_starts(k
     await waiter
 
 
+async def test_a_renewal_that_hangs_is_tried_again_and_never_outlasts_the_lease(kube: FakeKube) -> None:
+    first = lease(kube, "first")
+    await first.acquire()
+    keeper = asyncio.create_task(first.keep())
+    await asyncio.sleep(3)
+    kube.faults.delay = 1000.0  # each call hangs for longer than any client's own limit
+    for _ in range(400):
+        await asyncio.sleep(0.05)
+        if keeper.done():
+            break
+    with pytest.raises(LeaseLost):
+        await keeper
+    assert now() <= LeaseTimes().duration - LeaseTimes().margin + 0.2  # acquired at 0
+
+    second = lease(kube, "second")
+    kube.faults.delay = 0.0
+    await second.acquire()
+    keeper = asyncio.create_task(second.keep())
+    await asyncio.sleep(3)
+    kube.faults.delay = 1000.0
+    asyncio.get_running_loop().call_later(5.0, setattr, kube.faults, "delay", 0.0)
+    await asyncio.sleep(60)
+    assert second.held() and not keeper.done()  # one hung call did not cost it
+    keeper.cancel()
+
+
 async def test_a_holder_that_finds_another_name_stops_at_once(kube: FakeKube) -> None:
     first = lease(kube, "first")
     await first.acquire()

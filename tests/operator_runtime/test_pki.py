@@ -142,6 +142,18 @@ def test_the_client_certificate_is_renewed_at_a_third_of_its_life(authority: Aut
     assert second is not first and keys.client_context() is second
 
 
+def test_near_the_end_of_the_ca_nothing_is_issued_over_and_over() -> None:
+    authority = new_authority(TODAY, lifetime=timedelta(hours=6))  # shorter than a leaf's life
+    clock = [TODAY]
+    keys = Credentials(authority, lambda: clock[0])
+    first = keys.client_context()
+    clock[0] += 5 * 3600
+    assert keys.client_context() is first and not keys.ended
+    assert keys.issue(NAME).not_after == keys.longest == authority.not_after
+    clock[0] += 3600
+    assert keys.ended
+
+
 async def test_the_ca_is_made_once_and_read_by_the_next_process(kube: FakeKube) -> None:
     first = await credentials.load(kube, "ops")
     second = await credentials.load(kube, "ops")

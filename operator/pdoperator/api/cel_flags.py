@@ -18,9 +18,18 @@ def _dashes(name: str) -> str:
     return name[:lead] + name[lead:].replace("-", "[-_]")
 
 
+def _short(name: str) -> str:
+    """-tp: its number may be glued to it, and its end left away (one letter stays)."""
+    rest = ""
+    for letter in reversed(name[2:]):
+        rest = f"({letter}{rest})?" if rest else f"({letter}[0-9]*)?"
+    return name[:2] + rest
+
+
 def flag_pattern(flag: OwnedFlag) -> str:
-    """RE2 for every full spelling of an owned flag, with or without =value (or, for -tp, a glued number)."""
-    words = [_dashes(name) + ("" if name.startswith("--") else "[0-9]*") for name in flag.names]
+    """RE2 for every full spelling of an owned flag, with or without =value (or, for -tp, a glued number, and
+    -t, which argparse takes for it)."""
+    words = [_dashes(name) if name.startswith("--") else _short(name) for name in flag.names]
     return f"^({'|'.join(words)})([= ].*)?$"
 
 

@@ -105,15 +105,17 @@ def owned_flag(arg: str, engine: EngineType = EngineType.SGLANG) -> OwnedFlag | 
     if name in _OWNED_BY_NAME:
         return _OWNED_BY_NAME[name]
     if not name.startswith("--"):
-        # argparse also takes a value glued to a short option, as in -tp8.
-        return next((flag for short, flag in _OWNED_BY_NAME.items() if _glued(name, short)), None)
+        # argparse takes a prefix of -tp as well (-t 4); a number glued to it (-tp8) is refused to be safe.
+        return next((flag for own, flag in _OWNED_BY_NAME.items() if _short(name, own)), None)
     if name in FACT_FLAGS:
         return None
     return next((flag for full, flag in _OWNED_BY_NAME.items() if full.startswith(name)), None)
 
 
-def _glued(name: str, short: str) -> bool:
-    return not short.startswith("--") and re.fullmatch(re.escape(short) + "[0-9]+", name) is not None
+def _short(name: str, own: str) -> bool:
+    if own.startswith("--"):
+        return False
+    return own.startswith(name) or re.fullmatch(re.escape(own) + "[0-9]+", name) is not None
 
 
 @dataclass(frozen=True)

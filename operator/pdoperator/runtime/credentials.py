@@ -51,10 +51,28 @@ class Credentials:
     def client_context(self) -> ssl.SSLContext:
         """Context of the control API's client; a new object once its certificate was renewed."""
         now = self._clock()
-        if self._leaf is None or self._context is None or renewal_due(self._leaf.not_after, OPERATOR_LIFETIME, now):
+        if (
+            self._leaf is None
+            or self._context is None
+            # Near the end of the CA no leaf can be longer: a new one each time would only cost.
+            or (
+                renewal_due(self._leaf.not_after, OPERATOR_LIFETIME, now)
+                and self._leaf.not_after < self.authority.not_after
+            )
+        ):
             self._leaf = operator_leaf(self.authority, now)
             self._context = client_context(self.authority, self._leaf)
         return self._context
+
+    @property
+    def ended(self) -> bool:
+        """The CA's time is over: only the next start makes a new one."""
+        return self._clock() >= self.authority.not_after
+
+    @property
+    def longest(self) -> float:
+        """No certificate of this CA ends later than this (Unix seconds)."""
+        return self.authority.not_after
 
     def router_key(self, cluster_uid: str) -> str:
         """Key of the worker API of this PDCluster's routers."""

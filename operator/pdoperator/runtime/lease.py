@@ -138,22 +138,30 @@ class Lease:
             record = self._record
             if record is None or not self.held():
                 raise LeaseLost(f"not renewed within {self._times.duration - self._times.margin:g} s")
+            # A write that hangs must neither use up all the time there is nor keep us acting beyond it.
+            patience = max(0.05, min(self._times.renew, self._good_until - began))
             try:
-                self._accept(await self._kube.replace(self._with(record, holder=self._identity)), began)
+                async with asyncio.timeout(patience):
+                    stored = await self._kube.replace(self._with(record, holder=self._identity))
+                self._accept(stored, began)
                 return
+            except TimeoutError:
+                log.warning("lease=%s/%s event=renew-hangs seconds=%.1f", self._namespace, LEASE_NAME, patience)
+                continue
             except KubeError as error:
                 log.warning("lease=%s/%s event=renew-failed error=%r", self._namespace, LEASE_NAME, str(error))
                 if error.status in (404, 409):
-                    await self._after_conflict(began)
+                    await self._after_conflict()
                     if not self.held():
                         raise LeaseLost("another operator holds the Lease") from error
             await asyncio.sleep(self._times.retry)
 
-    async def _after_conflict(self, began: float) -> None:
+    async def _after_conflict(self) -> None:
         """The record changed under us: ours if the answer to a renewal was lost, else lost."""
         try:
-            current = await self._kube.get(API, KIND, self._namespace, LEASE_NAME)
-        except KubeError:
+            async with asyncio.timeout(max(0.05, min(self._times.renew, self._good_until - self._clock()))):
+                current = await self._kube.get(API, KIND, self._namespace, LEASE_NAME)
+        except (KubeError, TimeoutError):
             return  # no proof either way; the margin decides
         spec = (current or {}).get("spec") or {}
         if (

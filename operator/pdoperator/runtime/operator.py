@@ -27,6 +27,11 @@ log = logging.getLogger(__name__)
 STALE_AFTER = 120.0
 """Liveness fails when the resync loop has not passed for this many seconds."""
 _CREDENTIAL_RETRY = 5.0
+_CA_CHECK = 30.0
+
+
+class AuthorityEnded(Exception):
+    """The CA's certificate ended while the process ran."""
 
 
 class Operator:
@@ -139,7 +144,15 @@ class Operator:
             pace=self._pace,
             metrics=self.metrics,
         )
-        await self.supervisor.run()
+        reconciling = asyncio.create_task(self.supervisor.run(), name="resync")
+        try:
+            while not reconciling.done():
+                await asyncio.wait({reconciling}, timeout=_CA_CHECK)
+                if keys.ended:
+                    raise AuthorityEnded("the CA has ended; the next start makes a new one")
+            await reconciling
+        finally:
+            reconciling.cancel()
 
     async def _credentials(self) -> credentials.Credentials:
         while True:
