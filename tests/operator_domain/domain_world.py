@@ -188,6 +188,7 @@ class World:
         self.cut: set[frozenset[str]] = set()
         self.created: list[str] = []
         self.api_error = ""
+        self.api_error_reason = ""
         self.transport = "TCP"
         self.last: Decision | None = None
         self.edit(raw)
@@ -343,6 +344,7 @@ class World:
             term=self.term if term is None else term,
             certificate_not_after=self.certificate,
             api_error=self.api_error,
+            api_error_reason=self.api_error_reason,
         )
 
     # What its actions do.

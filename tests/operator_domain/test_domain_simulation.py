@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from domain_world import World, quickstart
+from domain_world import FakePod, World, quickstart
 
 from pdoperator.domain.actions import CreatePod, DeletePod, Memory, PutRoster, SetGate, SetWorkers
 from pdoperator.domain.decide import decide
+from pdoperator.domain.observed import PodSeen
 from pdtransfer.contract.base import MemoryKind, Role
 
 
@@ -28,9 +29,9 @@ def test_quickstart_becomes_ready_wired_verified_and_routed() -> None:
         "DecodeReady": "True", "PeersWired": "True", "KVTransferVerified": "True", "RouterReady": "True",
         "Progressing": "True",
     }  # fmt: skip
-    # 4096 bytes in 10 microseconds are 0.41 GB/s on the slowest rank pair.
+    # 4096 bytes in 10 microseconds are 410 MB/s on the slowest rank pair.
     assert w.status["summary"] == {
-        "prefill": "1/1", "decode": "2/2", "wired": "2/2", "verified": "0.41 GB/s TCP",
+        "prefill": "1/1", "decode": "2/2", "wired": "2/2", "verified": "410 MB/s TCP",
     }  # fmt: skip
     assert w.status["effective"]["prefillTensorParallel"] == 2
     assert [e.reason for e in w.events] == ["Launched", "Wired"]
@@ -99,6 +100,41 @@ def test_one_unreachable_pod_is_not_taken_out_of_its_peers_rosters() -> None:
     d = w.step()
     assert not [a for a in d.actions if isinstance(a, PutRoster | SetGate | SetWorkers)]
     assert "http://" + lost.ip + ":30000" in w.routed()
+
+
+class LostNode(World):
+    """A node that is gone: its kubelet tells nothing new, so the pod's conditions stay as they were."""
+
+    def lose(self, pod: FakePod) -> None:
+        self.frozen = {pod.uid: super().seen(pod)}
+        pod.reachable = False
+        self.cut |= {frozenset((pod.uid, other)) for other in self.pods}
+
+    def seen(self, pod: FakePod) -> PodSeen:
+        return getattr(self, "frozen", {}).get(pod.uid) or super().seen(pod)
+
+
+def test_a_pod_on_a_lost_node_falls_out_by_its_peers_verdicts_though_nobody_can_ask_it() -> None:
+    w = LostNode(quickstart())
+    w.run()
+    lost = w.side(Role.DECODE)[0]
+    w.lose(lost)
+    w.step()
+    assert lost.gate == "True"  # one finding is not enough
+    for _ in range(3):
+        w.step()
+    assert lost.gate == "False"
+    assert w.routed() == {f"http://{p.ip}:30000" for p in w.pods.values() if p is not lost}
+    assert {p.gate for p in w.pods.values() if p is not lost} == {"True"}
+    # Also by an operator that has just started and knows no cards of it.
+    w = LostNode(quickstart())
+    w.run()
+    lost = w.side(Role.DECODE)[0]
+    w.restart_operator()
+    w.lose(lost)
+    for _ in range(4):
+        w.step()
+    assert lost.gate == "False"
 
 
 def test_what_does_not_fit_launches_nothing_and_a_fix_makes_it_run() -> None:
@@ -291,7 +327,7 @@ def test_memory_kind_is_told_in_status() -> None:
 
 def test_an_api_refusal_is_named() -> None:
     w = ready_world()
-    w.api_error = "403 Forbidden: pods is forbidden"
+    w.api_error, w.api_error_reason = "403 Forbidden: pods is forbidden", "APIForbidden"
     w.step()
     assert w.condition("Progressing")["reason"] == "APIForbidden"
     assert w.condition("Ready")["reason"] == "APIForbidden"

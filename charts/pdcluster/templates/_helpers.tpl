@@ -57,7 +57,7 @@ subjects:
   verbs: [create, patch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create, patch{{ if .Values.rbac.podEvents }}, list{{ end }}]
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]

@@ -55,6 +55,7 @@ class Reason(StrEnum):
     CANNOT_SCHEDULE = "CannotSchedule"
     CANNOT_PULL_IMAGE = "CannotPullImage"
     CANNOT_START = "CannotStart"
+    CANNOT_MOUNT_VOLUME = "CannotMountVolume"
     LOADING = "Loading"
     CRASHING = "Crashing"
     WAITING_FOR_WIRING = "WaitingForWiring"
@@ -87,6 +88,8 @@ class Reason(StrEnum):
     BLOCKED = "Blocked"
     API_FORBIDDEN = "APIForbidden"
     API_ERROR = "APIError"
+    ADMISSION_REFUSED = "AdmissionRefused"
+    NAMESPACE_TERMINATING = "NamespaceTerminating"
     # events only
     REFUSED = "Refused"
     LAUNCHED = "Launched"

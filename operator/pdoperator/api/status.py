@@ -208,4 +208,6 @@ class PDClusterStatus(ApiModel):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON for the status subresource: what was not observed is left out."""
-        return self.model_dump(by_alias=True, mode="json", exclude_none=True)
+        told = self.model_dump(by_alias=True, mode="json", exclude_none=True)
+        # An empty list is a line of noise in `kubectl describe`.
+        return {k: v for k, v in told.items() if v != []}

@@ -10,6 +10,7 @@ from typing import Any
 
 from pdoperator.api import names
 from pdoperator.api.spec import PDClusterSpec, RouterType
+from pdoperator.domain.containers import LAST_WORDS, merge_mounts
 from pdoperator.domain.observed import ClusterObject
 from pdoperator.domain.pods import child_labels, owner_reference
 from pdoperator.domain.revision import role_spec
@@ -108,6 +109,7 @@ def router_deployment(cluster: ClusterObject, spec: PDClusterSpec, settings: Dec
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["smg", "launch"],
         "args": args,
+        "terminationMessagePolicy": LAST_WORDS,
         "env": [
             {
                 "name": "ROUTER_KEY",
@@ -132,7 +134,7 @@ def router_deployment(cluster: ClusterObject, spec: PDClusterSpec, settings: Dec
     if spec.model.volume:
         volumes.append({"name": names.VOLUME_MODEL} | dict(spec.model.volume))
         container["volumeMounts"].append({"name": names.VOLUME_MODEL, "mountPath": names.MODEL_PATH, "readOnly": True})
-    container["volumeMounts"] += [dict(m) for m in template.volume_mounts]
+    container["volumeMounts"] = merge_mounts(container["volumeMounts"], template.volume_mounts)
     volumes += [dict(v) for v in template.volumes if v.get("name") not in {x["name"] for x in volumes}]
     pod_spec: dict[str, Any] = {
         "automountServiceAccountToken": template.service_account_name is not None,

@@ -43,14 +43,29 @@ def unknown(kind: ConditionType, reason: Reason, message: str, *, required: bool
     return Aspect(kind, ConditionStatus.UNKNOWN, reason, message, required)
 
 
+WAITING = frozenset(
+    {
+        Reason.LAUNCHING,
+        Reason.LOADING,
+        Reason.WAITING_FOR_WIRING,
+        Reason.WIRING,
+        Reason.PARTLY_WIRED,
+        Reason.ROUTER_STARTING,
+        Reason.ROUTER_HAS_NO_PAIR,
+    }
+)
+"""Reasons that say what is waited for, not what is wrong."""
+
+
 def roll_up(aspects: Iterable[Aspect]) -> Aspect:
-    """Ready: the first required aspect that is False, else the first that is Unknown, else True."""
-    listed = list(aspects)
-    for status in (ConditionStatus.FALSE, ConditionStatus.UNKNOWN):
-        for a in listed:
-            if a.required and a.status is status:
-                return Aspect(ConditionType.READY, status, a.reason, f"{a.type.value}: {a.message}")
-    return yes(ConditionType.READY, Reason.ALL_READY, "Prefill and decode are wired, verified and routed.")
+    """Ready: the first required aspect that fails, else the first that is False because it waits (often
+    for the one that fails), else the first that is Unknown, else True."""
+    listed = [a for a in aspects if a.required and a.status is not ConditionStatus.TRUE]
+    ranked = sorted(listed, key=lambda a: (a.status is not ConditionStatus.FALSE, a.reason in WAITING))
+    if ranked:
+        a = ranked[0]
+        return Aspect(ConditionType.READY, a.status, a.reason, f"{a.type.value}: {a.message}")
+    return yes(ConditionType.READY, Reason.ALL_READY, "Every condition that is required holds.")
 
 
 def to_conditions(

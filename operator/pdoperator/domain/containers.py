@@ -7,6 +7,8 @@ no startup probe either, it would block the engine's start.
 from __future__ import annotations
 
 import json
+import posixpath
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pdoperator.api import names
@@ -31,6 +33,10 @@ OWN_ENV = (
     "PDTRANSFER_TLS_DIR",
 )
 """Names in `env` that the operator sets itself; a spec that sets one of them is refused."""
+
+
+LAST_WORDS = "FallbackToLogsOnError"
+"""terminationMessagePolicy: the end of a failed container's log goes into its status, then into conditions."""
 
 
 def model_path(spec: PDClusterSpec) -> str:
@@ -100,6 +106,7 @@ def sidecar_container(spec: PDClusterSpec, settings: DecideSettings) -> dict[str
         "restartPolicy": "Always",
         "command": ["pdtransfer-sidecar"],
         "args": args,
+        "terminationMessagePolicy": LAST_WORDS,
         "env": _own_env(spec, with_sidecar=True),
         "ports": [
             {"name": "pd-control", "containerPort": names.PORT_SIDECAR_CONTROL},
@@ -107,6 +114,8 @@ def sidecar_container(spec: PDClusterSpec, settings: DecideSettings) -> dict[str
         ],
         "readinessProbe": {
             "httpGet": {"path": "/readyz", "port": names.PORT_SIDECAR_HEALTH},
+            # It listens after one to three seconds and can not be ready before the engine: no false alarms.
+            "initialDelaySeconds": 3,
             "periodSeconds": 1,
             "timeoutSeconds": 2,
             "failureThreshold": 3,
@@ -122,6 +131,21 @@ def sidecar_container(spec: PDClusterSpec, settings: DecideSettings) -> dict[str
             _mount(names.VOLUME_TLS, names.TLS_DIR, read_only=True),
         ],
     }
+
+
+_NOTHING_BELOW = (names.SOCKET_DIR, names.TLS_DIR, names.PLUGIN_DIR)
+
+
+def merge_mounts(ours: list[dict[str, Any]], theirs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Ours, then theirs that neither take a path of ours nor lie in the socket's, certificates' or
+    plugin's folder, however the path is spelled."""
+    taken = {str(m["mountPath"]) for m in ours}
+
+    def free(mount: Mapping[str, Any]) -> bool:
+        path = posixpath.normpath("/" + str(mount.get("mountPath", "")).lstrip("/"))
+        return path not in taken and not any(path == d or path.startswith(d + "/") for d in _NOTHING_BELOW)
+
+    return ours + [dict(m) for m in theirs if free(m)]
 
 
 def kv_memory_kind(spec: PDClusterSpec, role: Role) -> str:
@@ -247,19 +271,21 @@ def engine_container(
         mounts.append(_mount(names.VOLUME_TLS, names.TLS_DIR, read_only=True))
     env = _own_env(spec, with_sidecar)
     if not reference and spec.transfer.backend is Backend.PDCLUSTER:
-        mounts.append(_mount("pdtransfer-plugin", "/opt/pdtransfer/plugin", read_only=True))
-        env.append({"name": "PYTHONPATH", "value": "/opt/pdtransfer/plugin"})
+        mounts.append(_mount("pdtransfer-plugin", names.PLUGIN_DIR, read_only=True))
+        # A PYTHONPATH of the user's comes after the plugin's, not instead of it.
+        theirs = [e.value for e in role.env if e.name == "PYTHONPATH" and e.value]
+        env.append({"name": "PYTHONPATH", "value": ":".join([names.PLUGIN_DIR, *theirs])})
     if not reference:
         env += _sglang_env(spec)
-    taken = {m["mountPath"] for m in mounts}
-    mounts += [dict(m) for m in role.template.volume_mounts if m.get("mountPath") not in taken]
+    mounts = merge_mounts(mounts, role.template.volume_mounts)
     container: dict[str, Any] = {
         "name": names.CONTAINER_ENGINE,
         "image": spec.engine.image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": command,
         "args": args,
-        "env": env + _user_env(role.env),
+        "terminationMessagePolicy": LAST_WORDS,
+        "env": env + [e for e in _user_env(role.env) if e["name"] not in {o["name"] for o in env}],
         "ports": [
             {"name": "http", "containerPort": names.PORT_ENGINE_HTTP},
             {"name": "bootstrap", "containerPort": names.PORT_BOOTSTRAP},

@@ -43,6 +43,8 @@ from pdoperator.domain.view import View, engine_pods, look
 from pdoperator.domain.wiring import wire
 from pdtransfer.contract.base import Backend, Role
 
+NAMESPACE_ENDS_SECONDS = 30.0
+
 __all__ = ["DecideSettings", "decide"]
 
 
@@ -52,6 +54,9 @@ def decide(observed: Observed, memory: Memory, settings: DecideSettings) -> Deci
     if cluster.deleting:
         # Owner references take the children along; nothing is created any more.
         return Decision((), None, memory, settings.idle_requeue)
+    if observed.api_error_reason == Reason.NAMESPACE_TERMINATING:
+        # Nothing can be made in it any more; asked again now and then, should it have been another one.
+        return Decision((), None, memory, NAMESPACE_ENDS_SECONDS)
     extra = dict(memory.extra)
     pic, learned = _understand(observed, memory, settings)
     proof = verify(pic.ready_links())
@@ -114,7 +119,9 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
         for uid, since in stale.items()
         if observed.now - since > settings.stale_limit_seconds
     }
-    plan = Plan(backoff=read_backoff(observed.cluster.status))
+    # Memory knows more than a status whose last write was refused; status outlives the process.
+    told = extra.get("backoff")
+    plan = Plan(backoff=read_backoff(observed.cluster.status) if told is None else told)
     if spec is not None:
         plan = plan_pods(
             observed,
@@ -173,6 +180,7 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
         "gated": {u: i for u, i in (gated | keep_gated).items() if u in alive},
         "blame": blamed,
         "counted": plan.counted,
+        "backoff": plan.backoff,
         "attempts": plan.attempts or extra.get("attempts", {}),
         "fell": gates.fell,
         "islands": {u: i for u, i in (extra.get("islands", {}) | gates.island).items() if u in alive},
@@ -235,9 +243,18 @@ def _children(pic: Picture, extra: dict[str, Any], learned: dict[str, Any], sett
     actions: list[Action] = []
     end = observed.certificate_not_after
     needed = (spec is not None and pic.may_launch and wants_sidecar(spec)) or (pic.managed and bool(pic.pods))
-    if needed and (end is None or end - observed.now < settings.certificate_renew_before_seconds):
+    ending = end is None or end - observed.now < settings.certificate_renew_before_seconds
+    # A pod with a certificate that is not ours: somebody overwrote the Secret, which the operator may not read.
+    foreign = any(a.error == Reason.WRONG_CERTIFICATE for a in observed.answers.values())
+    # A pod that waits for a Secret which is gone: only its events tell.
+    secret = names.tls_secret_name(cluster.name)
+    missing = any(reason == "FailedMount" and secret in text for p in pic.pods for reason, text in p.warnings or ())
+    rewritten = extra.get("certificate_rewritten", 0.0)
+    overdue = (foreign or missing) and observed.now - rewritten >= settings.certificate_rewrite_seconds
+    if needed and (ending or overdue):
         # Also where the spec does not fit: what runs must not be unwired by an expired certificate.
-        actions.append(IssueCertificate(names.tls_secret_name(cluster.name), names.pod_server_name(cluster.uid)))
+        learned["certificate_rewritten"] = observed.now
+        actions.append(IssueCertificate(secret, names.pod_server_name(cluster.uid)))
     if spec is None or not pic.may_launch:
         return actions
     router_wanted = spec.router.type is RouterType.SMG
@@ -260,10 +277,26 @@ def _children(pic: Picture, extra: dict[str, Any], learned: dict[str, Any], sett
             actions.append(Apply(manifest))
         applied[key] = mark
     learned["applied"] = applied
-    if not router_wanted and observed.router_deployment is not None:
-        name = names.router_name(cluster.name)
-        actions += [Delete("apps/v1", "Deployment", name), Delete("v1", "Service", name)]
+    actions += _unwanted(observed, spec, applied)
     return actions
+
+
+_API = {
+    "Deployment": "apps/v1",
+    "Service": "v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+    "PodDisruptionBudget": "policy/v1",
+}
+
+
+def _unwanted(observed: Observed, spec: PDClusterSpec, wanted: dict[str, str]) -> list[Action]:
+    """A router that is not asked for any more, and policies that were switched off. `wanted`: `Kind/name`."""
+    router = names.router_name(observed.cluster.name)
+    there = set(observed.children or ())
+    if observed.router_deployment is not None and spec.router.type is not RouterType.SMG:
+        there |= {f"Deployment/{router}", f"Service/{router}"}
+    gone = (key.partition("/") for key in sorted(there - set(wanted)))
+    return [Delete(_API[kind], kind, name) for kind, _, name in gone if kind in _API]
 
 
 def _remember(pic: Picture, memory: Memory, extra: dict[str, Any]) -> Memory:

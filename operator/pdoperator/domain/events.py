@@ -10,6 +10,7 @@ from pdoperator.domain.actions import EmitEvent
 from pdoperator.domain.condition import Aspect, old_condition
 from pdoperator.domain.picture import Picture
 from pdoperator.domain.view import engine_pods
+from pdoperator.domain.words import count
 
 
 def events(
@@ -32,7 +33,9 @@ def events(
         out.append(EmitEvent("Warning", Reason.REFUSED.value, refused.message[:1000]))
     if pic.plan.creates:
         made = ", ".join(c.manifest["metadata"]["name"] for c in pic.plan.creates[:5])
-        out.append(EmitEvent("Normal", Reason.LAUNCHED.value, f"launching {len(pic.plan.creates)} pods: {made}"))
+        out.append(
+            EmitEvent("Normal", Reason.LAUNCHED.value, f"launching {count(len(pic.plan.creates), 'pod')}: {made}")
+        )
     for delete in pic.plan.deletes:
         out.append(EmitEvent("Warning", Reason.RECYCLED.value, f"{delete.name}: {delete.message}"))
     named = {p.uid: p.name for p in engine_pods(pic.observed)}

@@ -57,14 +57,8 @@ def decide_gates(
     for uid, pod in pods.items():
         if pod.deleting or uid in leaving:
             reasons[uid] = (Reason.NOT_REQUIRED, "the pod is leaving")
-        elif not pod.containers_ready:
-            reasons[uid] = (Reason.LAUNCHING, "its containers are not ready")
-        elif uid not in island:
-            refusal = next((r for r in view.refusals if r.pod.uid == uid), None)
-            if refusal is None:
-                reasons[uid] = (Reason.WIRING, "its cards are not complete yet")
-            else:
-                reasons[uid] = (refusal.reason, refusal.message)
+        elif not pod.containers_ready or uid not in island:
+            reasons[uid] = _why_no_candidate(pod, uid in island, view, links, pods)
         else:
             candidates[uid] = pod
 
@@ -101,7 +95,7 @@ def decide_gates(
                     if uid in unreached:
                         held.add(uid)
                     continue
-                reasons[uid] = _why_out(pods[uid], role, _links_of(links, uid), sides[role.other])
+                reasons[uid] = _why_out(pods[uid], role, _links_of(links, uid), sides[role.other], pods)
                 evidence = any(against(link, blamed, observed.now, settings) for link in _links_of(links, uid))
                 if pods[uid].kv_wired == "True" and evidence:
                     fell[uid] = observed.now
@@ -135,9 +129,41 @@ def _evidence(
     return any(against(link, blamed, now, settings) for link in _links_of(links, pod.uid))
 
 
-def _why_out(pod: PodSeen, role: Role, links: list[Link], others: Mapping[str, Fraction]) -> tuple[Reason, str]:
-    if not others:
-        return Reason.WAITING_FOR_WIRING, f"no {role.other.value} pod is there to be wired to"
+def _why_no_candidate(
+    pod: PodSeen,
+    shows_cards: bool,
+    view: View,
+    links: Mapping[tuple[str, str], Link],
+    pods: Mapping[str, PodSeen],
+) -> tuple[Reason, str]:
+    """Why a pod is not even considered. Its sidecar is ready only when its ranks are wired, so containers
+    that are not ready often mean peers that are not."""
+    refusal = next((r for r in view.refusals if r.pod.uid == pod.uid), None)
+    if refusal is not None:
+        return refusal.reason, refusal.message
+    if not pod.engine_is_ready:
+        return Reason.LAUNCHING, "its engine is not ready"
+    if not shows_cards:
+        return Reason.WIRING, "its cards are not complete yet"
+    role = Role(pod.role)
+    others = {u for u, p in pods.items() if p.role == role.other.value and not p.deleting}
+    return _why_out(pod, role, _links_of(links, pod.uid), {u: Fraction(1) for u in others}, pods)
+
+
+def _why_out(
+    pod: PodSeen,
+    role: Role,
+    links: list[Link],
+    others: Mapping[str, Fraction],
+    pods: Mapping[str, PodSeen],
+) -> tuple[Reason, str]:
+    # A partner that starts again is waited for, whatever the verdicts of the old one were.
+    starting = sorted(
+        p.name for p in pods.values() if p.role == role.other.value and not p.deleting and not p.engine_is_ready
+    )
+    if not others or (starting and not links):
+        awaited = f": {starting[0]} is not up yet" if starting else ""
+        return Reason.WAITING_FOR_WIRING, f"waits for a {role.other.value} pod to be wired to{awaited}"
     order = (LinkState.REFUSED, LinkState.UNREACHABLE, LinkState.REPLACED, LinkState.PENDING)
     for state in order:
         for link in links:
@@ -147,8 +173,18 @@ def _why_out(pod: PodSeen, role: Role, links: list[Link], others: Mapping[str, F
                     LinkState.REFUSED: Reason.PEERS_REFUSED,
                     LinkState.UNREACHABLE: Reason.PEERS_UNREACHABLE,
                 }.get(state, Reason.WIRING)
-                return reason, f"{state.value} with {peer.name}: {link.message}"
+                return reason, f"{_HOW[state]} {peer.name}: {link.message}"
+    if links and all(link.state is LinkState.GOOD for link in links) and not pod.containers_ready:
+        return Reason.WIRING, "wired; its sidecar's readiness probe has yet to see it"
     return Reason.WIRING, "not wired yet"
+
+
+_HOW = {
+    LinkState.REFUSED: "can not be wired to",
+    LinkState.UNREACHABLE: "does not reach, or is not reached by,",
+    LinkState.REPLACED: "is wired anew to",
+    LinkState.PENDING: "is being wired to",
+}
 
 
 def _gate_actions(

@@ -9,9 +9,12 @@ from pdoperator.api.spec import RouterType
 from pdoperator.api.status import parse_timestamp, timestamp
 from pdoperator.domain.condition import Aspect, no, old_condition, unknown, yes
 from pdoperator.domain.fabric import fabric_ready
+from pdoperator.domain.lastwords import bounded
+from pdoperator.domain.peerswired import peers_wired
 from pdoperator.domain.picture import Picture
 from pdoperator.domain.poddiagnosis import worst
 from pdoperator.domain.verification import Verification
+from pdoperator.domain.words import count, rate
 from pdtransfer.contract.base import Role
 
 _ROLE_KIND = {Role.PREFILL: ConditionType.PREFILL_READY, Role.DECODE: ConditionType.DECODE_READY}
@@ -25,7 +28,8 @@ def compatible(pic: Picture) -> Aspect:
         return no(
             kind,
             Reason.INVALID_SPEC,
-            f"the spec can not be read: {cluster.spec_error}. Nothing new is launched; what runs is left alone.",
+            f"the spec can not be read: {bounded(cluster.spec_error, 1000)}. Correct it; where the CRD is of another "
+            "version than the operator, upgrade both. Nothing new is launched; what runs is left alone.",
         )
     failures = pic.preflight.of("Fail")
     if failures:
@@ -48,16 +52,18 @@ def compatible(pic: Picture) -> Aspect:
         return unknown(
             kind,
             Reason.WAITING_FOR_CARDS,
-            f"{len(unknown_facts)} rules wait for facts that the spec does not tell (first: "
+            f"{count(len(unknown_facts), 'rule')} waiting for facts that the spec does not tell (first: "
             f"{unknown_facts[0].rule}: {unknown_facts[0].message}); nothing is wired before the ranks' cards decide",
         )
     warned = len([*pic.preflight.of("Warn"), *(f for f in pic.card_findings if f.status == "Warn")])
     if warned or (unknown_facts and not pic.managed):
-        open_facts = f", {len(unknown_facts)} rules could not be decided" if unknown_facts and not pic.managed else ""
+        open_facts = (
+            f", {count(len(unknown_facts), 'rule')} could not be decided" if unknown_facts and not pic.managed else ""
+        )
         return yes(
             kind,
             Reason.FITS_WITH_WARNINGS,
-            f"prefill and decode fit, with {warned} warnings (see status.warnings){open_facts}",
+            f"prefill and decode fit, with {count(warned, 'warning')} (see status.warnings){open_facts}",
         )
     return yes(kind, Reason.FITS, "prefill and decode fit")
 
@@ -68,18 +74,19 @@ def role_ready(pic: Picture, role: Role) -> Aspect:
     wanted = pic.wanted[role]
     pods = pic.side(role)
     ready = len({p.replica for p in pic.ready(role)})
+    if wanted == 0 and pic.spec is None:
+        return unknown(kind, Reason.INVALID_SPEC, "the spec can not be read, and no pod runs")
     if wanted == 0:
         return yes(kind, Reason.NOT_REQUIRED, f"no {role.value} replica is asked for")
     if ready >= wanted:
         old = sum(1 for p in pic.ready(role) if p.revision != pic.revisions.get(role, p.revision))
         tail = f", {old} of them still at an older revision" if old else ""
-        return yes(kind, Reason.PODS_READY, f"{ready} of {wanted} {role.value} replicas are ready{tail}")
-    head = f"{ready} of {wanted} {role.value} replicas are ready"
-    why = {uid: text for uid, (_, text) in pic.gates.reasons.items()}
+        return yes(kind, Reason.PODS_READY, f"{ready} of {wanted} {role.value} replicas ready{tail}")
+    head = f"{ready} of {wanted} {role.value} replicas ready"
     failed = [
         p for p in pic.observed.pods if p.role == role.value and not p.deleting and p.phase in ("Failed", "Succeeded")
     ]
-    found = worst([*pods, *failed], pic.gates.ready, why, pic.managed)
+    found = worst([*pods, *failed], pic.gates.ready, pic.gates.reasons, pic.managed, pic.observed.now)
     if found is not None:
         return no(kind, found[0], f"{head}: {found[1]}")
     waiting = [
@@ -90,53 +97,11 @@ def role_ready(pic: Picture, role: Role) -> Aspect:
             kind,
             Reason.CRASHING,
             f"{head}: the next attempt is due at {timestamp(waiting[0].not_before)} after "
-            f"{waiting[0].failures} failures; last: {waiting[0].last_exit or 'unknown'}",
+            f"{count(waiting[0].failures, 'failure')}; last: {waiting[0].last_exit or 'unknown'}",
         )
     if not pic.may_launch:
-        return no(kind, Reason.NOT_LAUNCHED, f"{head}: nothing is launched while the spec does not fit")
+        return no(kind, Reason.NOT_LAUNCHED, f"{head}: nothing is launched, see Compatible")
     return no(kind, Reason.LAUNCHING, f"{head}: being launched")
-
-
-def peers_wired(pic: Picture) -> Aspect:
-    """Is every wanted replica wired to every partner?"""
-    kind = ConditionType.PEERS_WIRED
-    if not pic.managed:
-        return unknown(
-            kind,
-            Reason.NOT_MANAGED,
-            "the transfer backend finds its peers by itself and does not report them",
-            required=False,
-        )
-    inside = {role: {p.replica for p in pic.side(role) if p.uid in pic.gates.ready} for role in Role}
-    unreached = [p for p in pic.view.unreachable if not p.deleting]
-    if unreached:
-        refusal = next((r for r in pic.view.refusals if r.pod.uid == unreached[0].uid), None)
-        why = refusal.message if refusal else "no answer"
-        reason = refusal.reason if refusal else Reason.OPERATOR_CANNOT_REACH_PODS
-        return unknown(
-            kind,
-            reason,
-            f"the operator can not reach {', '.join(p.name for p in unreached[:5])} ({why}); their gates stay as they "
-            f"are. Check the NetworkPolicy and port {names.PORT_SIDECAR_CONTROL}.",
-        )
-    if pic.wiring.held:
-        return unknown(kind, Reason.OPERATOR_CANNOT_REACH_PODS, f"rosters are held back: {pic.wiring.held}")
-    if all(len(inside[role]) >= pic.wanted[role] for role in Role):
-        pairs = len(pic.ready_links())
-        return yes(kind, Reason.WIRED, f"{pairs} pairs of pods are wired, confirmed by both sides")
-    refused = [r for r in pic.view.refusals if not r.pod.deleting]
-    if refused:
-        worst_one = min(refused, key=lambda r: (not r.stale, r.pod.name))
-        return no(kind, worst_one.reason, f"{worst_one.pod.name}: {worst_one.message}")
-    order = (Reason.PEERS_REFUSED, Reason.PEERS_UNREACHABLE)
-    for reason in order:
-        for uid, (why_out, text) in sorted(pic.gates.reasons.items()):
-            if why_out is reason:
-                name = next((p.name for p in pic.pods if p.uid == uid), uid)
-                return no(kind, reason, f"{name}: {text}")
-    some = all(inside[role] for role in Role)
-    counts = ", ".join(f"{len(inside[role])} of {pic.wanted[role]} {role.value}" for role in Role)
-    return no(kind, Reason.PARTLY_WIRED if some else Reason.WIRING, f"wired: {counts}")
 
 
 def verified(pic: Picture, proof: Verification) -> Aspect:
@@ -154,20 +119,22 @@ def verified(pic: Picture, proof: Verification) -> Aspect:
     if proof.pairs == 0:
         return unknown(kind, Reason.NOT_OBSERVED_YET, "no pair is wired yet")
     if proof.proven < proof.pairs:
-        return unknown(kind, Reason.VERIFYING, f"{proof.proven} of {proof.pairs} pairs have moved checked bytes")
+        return unknown(
+            kind, Reason.VERIFYING, f"{proof.proven} of {count(proof.pairs, 'pair')} proven by moved and checked bytes"
+        )
     if pic.spec is not None and pic.spec.transfer.verification.min_bandwidth:
         least = float(parse_quantity(pic.spec.transfer.verification.min_bandwidth))
         if proof.bandwidth < least:
             return no(
                 kind,
                 Reason.BELOW_MIN_BANDWIDTH,
-                f"{proof.slowest} moved {proof.bandwidth / 1e9:.2f} GB/s, less than minBandwidth "
-                f"{least / 1e9:.2f} GB/s, over {proof.transport or 'an unknown transport'}",
+                f"{proof.slowest} moved {rate(proof.bandwidth)}, less than minBandwidth {rate(least)}, "
+                f"over {proof.transport or 'an unknown transport'}",
             )
     return yes(
         kind,
         Reason.VERIFIED,
-        f"{proof.proven} pairs moved {proof.bytes} bytes with matching checksums, slowest {proof.text}"
+        f"{count(proof.proven, 'pair')} of pods moved {proof.bytes} bytes with matching checksums, slowest {proof.text}"
         + ("; device memory is emulated on host memory" if proof.emulated else ""),
     )
 
@@ -178,7 +145,7 @@ def router_ready(pic: Picture) -> Aspect:
     if pic.spec is None:
         listing = [r for r in pic.observed.routers if r.workers]
         if listing:
-            return yes(kind, Reason.ROUTER_READY, f"{len(listing)} router pods list workers")
+            return yes(kind, Reason.ROUTER_READY, f"{count(len(listing), 'router pod')} listing workers")
         return unknown(kind, Reason.NOT_OBSERVED_YET, "the spec can not be read", required=False)
     if pic.spec.router.type is RouterType.NONE or pic.spec.router.replicas == 0:
         return yes(kind, Reason.NOT_REQUIRED, "no router is asked for", required=False)
@@ -192,11 +159,12 @@ def router_ready(pic: Picture) -> Aspect:
         )
     live = [r for r in pic.observed.routers if not r.pod.deleting]
     if not any(r.pod.ready for r in live):
-        found = worst([r.pod for r in live], frozenset(), {}, False)
+        found = worst([r.pod for r in live], frozenset(), {}, False, pic.observed.now)
         if found and found[0] in (
             Reason.CANNOT_SCHEDULE,
             Reason.CANNOT_PULL_IMAGE,
             Reason.CANNOT_START,
+            Reason.CANNOT_MOUNT_VOLUME,
             Reason.CRASHING,
         ):
             return no(kind, found[0], found[1])
@@ -222,7 +190,7 @@ def router_ready(pic: Picture) -> Aspect:
     return yes(
         kind,
         Reason.ROUTER_READY,
-        f"{len(answering)} router pods list {len(wanted)} workers; send requests to "
+        f"{count(len(answering), 'router pod')} listing {count(len(wanted), 'worker')}; send requests to "
         f"http://{names.router_name(pic.observed.cluster.name)}.{pic.observed.cluster.namespace}:{names.PORT_ROUTER_HTTP}",
     )
 
@@ -232,15 +200,11 @@ def progressing(pic: Picture) -> Aspect:
     kind = ConditionType.PROGRESSING
     observed = pic.observed
     if observed.api_error:
-        reason = (
-            Reason.API_FORBIDDEN
-            if "403" in observed.api_error or observed.api_error_reason == "Forbidden"
-            else Reason.API_ERROR
-        )
+        reason = _api_reason(observed.api_error_reason)
         action = " Check the operator's ClusterRole." if reason is Reason.API_FORBIDDEN else ""
         return no(kind, reason, f"the API server refused a change: {observed.api_error}{action}")
     if not pic.may_launch:
-        return no(kind, Reason.BLOCKED, "nothing is launched while the spec does not fit", required=False)
+        return no(kind, Reason.BLOCKED, "nothing is launched, see Compatible", required=False)
     if pic.plan.blocked:
         return no(kind, Reason.BLOCKED, pic.plan.blocked, required=False)
     if pic.plan.waiting_until > observed.now:
@@ -265,11 +229,21 @@ def progressing(pic: Picture) -> Aspect:
                     f"{role.value} has not become ready within {limit} s (see {_ROLE_KIND[role].value})",
                     required=False,
                 )
-    if pic.plan.rolling or pic.plan.leaving or any(len(pic.ready(r)) < pic.wanted[r] for r in Role):
-        return yes(
-            kind, Reason.ROLLING, f"{pic.plan.rolling} replicas are not at the current revision yet", required=False
-        )
+    if pic.plan.rolling or pic.plan.leaving:
+        left = [f"{count(pic.plan.rolling, 'replica')} to bring to the current revision"] * bool(pic.plan.rolling)
+        left += [f"{count(len(pic.plan.leaving), 'pod')} leaving"] * bool(pic.plan.leaving)
+        return yes(kind, Reason.ROLLING, ", ".join(left), required=False)
+    if any(len(pic.ready(r)) < pic.wanted[r] for r in Role):
+        counts = ", ".join(f"{len(pic.ready(r))} of {pic.wanted[r]} {r.value}" for r in Role)
+        return yes(kind, Reason.LAUNCHING, f"all pods are launched; ready: {counts}", required=False)
     return yes(kind, Reason.STABLE, "nothing is under way", required=False)
+
+
+def _api_reason(word: str) -> Reason:
+    try:
+        return Reason(word)
+    except ValueError:
+        return Reason.API_FORBIDDEN if word == "Forbidden" else Reason.API_ERROR
 
 
 def all_aspects(pic: Picture, proof: Verification) -> list[Aspect]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pdoperator.api.conditions import Reason
 from pdoperator.api.spec import PDClusterSpec
 from pdoperator.domain.actions import CreatePod, DeletePod, PodBackoff
+from pdoperator.domain.lastwords import last_words
 from pdoperator.domain.observed import ClusterObject, Observed, PodSeen
 from pdoperator.domain.pods import Slot, engine_pod
 from pdoperator.domain.revision import role_revisions, role_spec
@@ -49,8 +50,10 @@ def exit_evidence(pod: PodSeen) -> str:
     told = []
     for c in pod.containers:
         if c.last_exit_code is not None and (c.last_exit_code != 0 or c.restarts):
-            why = f" {c.last_exit_reason}" if c.last_exit_reason else ""
-            tail = f": {c.last_exit_message.strip()[-300:]}" if c.last_exit_message.strip() else ""
+            # Error only repeats that the code is not 0; OOMKilled and the like say more.
+            why = f" {c.last_exit_reason}" if c.last_exit_reason not in ("", "Error") else ""
+            said = last_words(c.last_exit_message)
+            tail = f": {said}" if said else ""
             told.append(f"{c.name} exited with {c.last_exit_code}{why}{tail}")
     return "; ".join(told)
 

@@ -42,6 +42,10 @@ class Link:
     verdicts: tuple[Verdict, ...] = ()
     seen_at: float = 0.0
     """Newest time of a finding against the link."""
+    reason: str = ""
+    """The verdict's own reason (TLSFailed, PeerUnreachable, ChecksumMismatch ...)."""
+    ranks: tuple[int, int] | None = None
+    """(prefill rank, decode rank) that `reason` and `message` are about."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -110,6 +114,8 @@ def _about_older(told: Told | None, other: Peer) -> bool:
     return bool(about) and all(v.peer_incarnation != other.cards.incarnation for v in about)
 
 
+_VAGUE = ("", "PeerUnreachable")
+_UNTOLD = ("", "Probing", "Verified")
 _RANK = {VerdictState.REFUSED: 0, VerdictState.UNREACHABLE: 1, VerdictState.PROBING: 2, VerdictState.WIRED: 3}
 
 
@@ -130,20 +136,24 @@ def judge(
     told_d = _current(of_decode, decode, prefill)
     if told_p is None and told_d is None:
         return Link(here, there, LinkState.UNKNOWN, "neither side told its findings")
-    found: list[Verdict] = []
+    found: list[tuple[tuple[int, int], Verdict]] = []
     complete = True
     for told, flipped in ((told_p, False), (told_d, True)):
         if told is None:
             continue
         by_pair = {((v.peer_rank, v.rank) if flipped else (v.rank, v.peer_rank)): v for v in told}
         complete &= all(p in by_pair and by_pair[p].state is VerdictState.WIRED for p in pairs)
-        found += [v for p, v in by_pair.items() if p in pairs]
-    worst = min(found, key=lambda v: (_RANK[v.state], v.rank, v.peer_rank), default=None)
-    verdicts = tuple(found)
+        found += [(p, v) for p, v in by_pair.items() if p in pairs]
+    # Of two sides that saw the same break, the one that names a cause tells more than "unreachable".
+    where, worst = min(
+        found, key=lambda f: (_RANK[f[1].state], f[0], f[1].reason in _VAGUE, f[1].rank), default=(None, None)
+    )
+    verdicts = tuple(v for _, v in found)
     if worst is not None and worst.state in (VerdictState.REFUSED, VerdictState.UNREACHABLE):
         state = LinkState.REFUSED if worst.state is VerdictState.REFUSED else LinkState.UNREACHABLE
         text = f"{worst.reason}: {worst.message}" if worst.reason else worst.message or worst.state.value
-        return Link(here, there, state, text, verdicts, max(v.at for v in found if v.state is worst.state))
+        newest = max(v.at for v in verdicts if v.state is worst.state)
+        return Link(here, there, state, text, verdicts, newest, worst.reason, where)
     if complete:
         return Link(here, there, LinkState.GOOD, "", verdicts)
     older = _about_older(of_prefill, decode) or _about_older(of_decode, prefill)
@@ -151,7 +161,8 @@ def judge(
         return Link(here, there, LinkState.REPLACED, "one side started again and is not wired yet")
     if prefill.uid in replaced or decode.uid in replaced:
         return Link(here, there, LinkState.REPLACED, "one side started again and is being wired", verdicts)
-    return Link(here, there, LinkState.PENDING, "being probed", verdicts)
+    says = f" ({worst.reason}: {worst.message})" if worst is not None and worst.reason not in _UNTOLD else ""
+    return Link(here, there, LinkState.PENDING, f"being probed{says}", verdicts)
 
 
 def links_of(observed: Observed, view: View, replaced: frozenset[str]) -> dict[tuple[str, str], Link]:
@@ -172,7 +183,33 @@ def links_of(observed: Observed, view: View, replaced: frozenset[str]) -> dict[t
                 replaced,
             )
             links[link.key] = link
+    for lost in view.unreachable:
+        for peer in view.peers:
+            link = _one_sided(peer, lost, told[peer.uid]) if peer.pod.role != lost.role else None
+            if link is not None:
+                links[link.key] = link
     return links
+
+
+def _one_sided(peer: Peer, lost: PodSeen, told: Told | None) -> Link | None:
+    """Evidence of a peer against a pod that the operator can not ask (its node may be gone); None where
+    there is none: not being asked is no evidence. Whatever incarnation it is about, that peer's roster
+    knows no other."""
+    if told is None or told.incarnation != peer.cards.incarnation:
+        return None
+    against_it = [
+        v for v in told.about.get(lost.uid, ()) if v.state in (VerdictState.REFUSED, VerdictState.UNREACHABLE)
+    ]
+    worst = min(against_it, key=lambda v: (_RANK[v.state], v.rank, v.peer_rank), default=None)
+    if worst is None:
+        return None
+    prefill = peer.role is Role.PREFILL
+    here, there = (peer.pod, lost) if prefill else (lost, peer.pod)
+    state = LinkState.REFUSED if worst.state is VerdictState.REFUSED else LinkState.UNREACHABLE
+    text = f"{worst.reason}: {worst.message}" if worst.reason else worst.message or worst.state.value
+    where = (worst.rank, worst.peer_rank) if prefill else (worst.peer_rank, worst.rank)
+    newest = max(v.at for v in against_it)
+    return Link(here, there, state, text, tuple(against_it), newest, worst.reason, where)
 
 
 @dataclass(frozen=True)

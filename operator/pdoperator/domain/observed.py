@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdoperator.api.names import CONTAINER_ENGINE
 from pdoperator.api.spec import PDClusterSpec
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.card import PodCards
@@ -43,6 +44,7 @@ class ContainerSeen:
     last_exit_code: int | None = None
     last_exit_reason: str = ""
     last_exit_message: str = ""
+    """End of its termination message or log, as the container wrote it: shown only through lastwords."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,14 @@ class PodSeen:
     created: float
     containers: tuple[ContainerSeen, ...] = ()
     grace_seconds: int = 30
+    warnings: tuple[tuple[str, str], ...] | None = None
+    """(reason, message) of the pod's latest Warning events, newest first; read only while none of its
+    containers starts. None: not read, or not allowed to."""
+
+    @property
+    def engine_is_ready(self) -> bool:
+        """The engine container passes its readiness probe."""
+        return any(c.name == CONTAINER_ENGINE and c.ready for c in self.containers)
 
     @property
     def engine_role(self) -> Role | None:

@@ -1,4 +1,5 @@
-"""Why pods of a role are not ready yet, told apart: cannot schedule, cannot pull, loading, crashing, unwired."""
+"""Why pods of a role are not ready yet, told apart: cannot schedule, cannot pull, cannot mount, loading,
+crashing, unwired. Each message says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -6,75 +7,158 @@ from collections.abc import Mapping, Sequence
 
 from pdoperator.api import names
 from pdoperator.api.conditions import Reason
+from pdoperator.domain.lastwords import one_line
 from pdoperator.domain.lifecycle import exit_evidence
 from pdoperator.domain.observed import ContainerSeen, PodSeen
 from pdoperator.domain.view import FAILED_PHASES
+from pdoperator.domain.words import count
 
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _CANNOT_START = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError")
 _CRASH = ("CrashLoopBackOff",)
+_VOLUMES = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+
+STUCK_SECONDS = 20.0
+"""A scheduled pod none of whose containers got an image or a start for so long is stuck."""
+
+
+def not_starting(pod: PodSeen) -> bool:
+    """True while a scheduled pod has no container that ever started and none that says why: then only
+    its events tell."""
+    return (
+        bool(pod.node)
+        and pod.phase == "Pending"
+        and not pod.deleting
+        and not any(
+            c.running or c.last_exit_code is not None or c.waiting_reason in (*_PULL, *_CANNOT_START)
+            for c in pod.containers
+        )
+    )
 
 
 def _waiting(pod: PodSeen, reasons: tuple[str, ...]) -> ContainerSeen | None:
     return next((c for c in pod.containers if c.waiting_reason in reasons), None)
 
 
-def diagnose(pod: PodSeen, wired: bool, why_unwired: str, managed: bool) -> tuple[Reason, str]:
-    """(reason, message) of a pod that is not ready."""
+def diagnose(
+    pod: PodSeen, wired: bool, why_unwired: str, managed: bool, because: Reason | None = None, now: float = 0.0
+) -> tuple[Reason, str]:
+    """(reason, message) of a pod that is not ready. `because` is why it is not wired, for machines."""
     if pod.phase in FAILED_PHASES:
         return Reason.CRASHING, f"{pod.name} is {pod.phase}: {exit_evidence(pod) or 'no container told why'}"
     if not pod.scheduled:
         if pod.unschedulable_message:
-            return Reason.CANNOT_SCHEDULE, f"{pod.name} can not be scheduled: {pod.unschedulable_message}"
+            return (
+                Reason.CANNOT_SCHEDULE,
+                f"{pod.name} can not be scheduled: {_sentence(one_line(pod.unschedulable_message, 600))} Lower what "
+                "the role asks for (resources, nodeSelector, affinity), or add nodes.",
+            )
         return Reason.LAUNCHING, f"{pod.name} waits for the scheduler"
-    stuck = _waiting(pod, _PULL)
-    if stuck:
-        return (
-            Reason.CANNOT_PULL_IMAGE,
-            f"{pod.name} can not pull the image of container {stuck.name}: {stuck.waiting_reason} "
-            f"{stuck.waiting_message}. Check the image's name and the pull secrets.",
-        )
-    stuck = _waiting(pod, _CANNOT_START)
-    if stuck:
-        return (
-            Reason.CANNOT_START,
-            f"{pod.name} container {stuck.name} can not start: {stuck.waiting_reason} {stuck.waiting_message}",
-        )
+    found = _cannot_start(pod, now)
+    if found is not None:
+        return found
     evidence = exit_evidence(pod)
     stuck = _waiting(pod, _CRASH)
     engine = next((c for c in pod.containers if c.name == names.CONTAINER_ENGINE), None)
     if stuck or (engine and engine.restarts and not engine.ready and evidence and not pod.containers_ready):
-        logs = f"See kubectl logs {pod.name} -c {(stuck or engine or ContainerSeen('engine')).name} --previous."
-        restarts = max((c.restarts for c in pod.containers), default=0)
-        return Reason.CRASHING, f"{pod.name} restarted {restarts} times: {evidence or 'exit code unknown'}. {logs}"
+        which = stuck or engine or ContainerSeen(names.CONTAINER_ENGINE)
+        return (
+            Reason.CRASHING,
+            f"{pod.name} restarted {count(which.restarts, 'time')}: {_sentence(evidence or 'exit code unknown')} "
+            f"See kubectl logs {pod.name} -c {which.name} --previous.",
+        )
     if engine is None or not engine.running:
         return Reason.LAUNCHING, f"{pod.name} is starting its containers"
     if not engine.ready:
         if wired:
             return Reason.WIRED_BUT_FAILING, f"{pod.name} is wired, but its engine does not answer that it is ready"
         return Reason.LOADING, f"{pod.name}'s engine is loading"
+    reason = because if because in _SAYS_MORE else Reason.WAITING_FOR_WIRING
     if managed and not wired:
-        return Reason.WAITING_FOR_WIRING, f"{pod.name}: {why_unwired or 'not wired to its peers yet'}"
+        return reason, f"{pod.name}: {why_unwired or 'not wired to its peers yet'}"
     if not pod.containers_ready:
-        return Reason.WAITING_FOR_WIRING, f"{pod.name}'s sidecar is not ready yet: {why_unwired or 'wiring'}"
+        return reason, f"{pod.name}'s sidecar is not ready yet: {why_unwired or 'wiring'}"
     return Reason.LAUNCHING, f"{pod.name} is about to become ready"
+
+
+def _cannot_start(pod: PodSeen, now: float) -> tuple[Reason, str] | None:
+    """An image, a volume or a configuration in the way; None where nothing is known to be."""
+    stuck = _waiting(pod, _PULL)
+    if stuck:
+        return (
+            Reason.CANNOT_PULL_IMAGE,
+            f"{pod.name} can not pull the image of container {stuck.name}: {stuck.waiting_reason} "
+            f"{_sentence(one_line(stuck.waiting_message, 600))} Check the image's name, that the nodes reach its "
+            "registry, and template.imagePullSecrets.",
+        )
+    stuck = _waiting(pod, _CANNOT_START)
+    if stuck:
+        return (
+            Reason.CANNOT_START,
+            f"{pod.name} container {stuck.name} can not start: {stuck.waiting_reason} "
+            f"{_sentence(one_line(stuck.waiting_message, 600))} See kubectl describe pod {pod.name}.",
+        )
+    if not not_starting(pod):
+        return None
+    volume = next((m for r, m in pod.warnings or () if r in _VOLUMES), "")
+    if volume:
+        return (
+            Reason.CANNOT_MOUNT_VOLUME,
+            f"{pod.name} can not mount a volume: {_sentence(one_line(volume, 600))} Create what is missing, or correct "
+            "spec.model.volume or the role's template.volumes; the kubelet tries again by itself.",
+        )
+    if pod.warnings:
+        reason, message = pod.warnings[0]
+        return (
+            Reason.CANNOT_START,
+            f"{pod.name} can not start: {reason} {_sentence(one_line(message, 600))} See kubectl describe pod "
+            f"{pod.name}.",
+        )
+    if now - pod.created >= STUCK_SECONDS and pod.warnings is None:
+        return (
+            Reason.CANNOT_START,
+            f"{pod.name} was given to node {pod.node} and starts no container. Most often a volume is not there (a "
+            "ConfigMap, Secret or claim that spec.model.volume or template.volumes names): see kubectl describe pod "
+            f"{pod.name}.",
+        )
+    return None
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 _WORST = (
     Reason.CRASHING,
     Reason.CANNOT_START,
+    Reason.CANNOT_MOUNT_VOLUME,
     Reason.CANNOT_PULL_IMAGE,
     Reason.CANNOT_SCHEDULE,
     Reason.WIRED_BUT_FAILING,
+    Reason.WRONG_CERTIFICATE,
+    Reason.INVALID_CARD,
+    Reason.STALE_REGISTRATION,
+    Reason.OPERATOR_CANNOT_REACH_PODS,
+    Reason.PEERS_REFUSED,
+    Reason.PEERS_UNREACHABLE,
     Reason.WAITING_FOR_WIRING,
     Reason.LOADING,
     Reason.LAUNCHING,
 )
+_SAYS_MORE = frozenset(_WORST[_WORST.index(Reason.WRONG_CERTIFICATE) : _WORST.index(Reason.WAITING_FOR_WIRING)])
 
 
 def worst(
-    pods: Sequence[PodSeen], wired: frozenset[str], why: Mapping[str, str], managed: bool
+    pods: Sequence[PodSeen],
+    wired: frozenset[str],
+    why: Mapping[str, tuple[Reason, str]],
+    managed: bool,
+    now: float = 0.0,
 ) -> tuple[Reason, str] | None:
     """What stands most in the way among these pods; None when all are ready."""
-    found = [diagnose(p, p.uid in wired, why.get(p.uid, ""), managed) for p in pods if not p.ready]
+    found = []
+    for p in pods:
+        if not p.ready:
+            because, text = why.get(p.uid, (None, ""))
+            found.append(diagnose(p, p.uid in wired, text, managed, because, now))
     return min(found, key=lambda f: _WORST.index(f[0]), default=None)

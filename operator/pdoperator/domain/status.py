@@ -26,9 +26,11 @@ from pdoperator.api.status import (
 )
 from pdoperator.domain.actions import PodBackoff
 from pdoperator.domain.condition import Aspect, roll_up, to_conditions
+from pdoperator.domain.lastwords import one_line
 from pdoperator.domain.picture import Picture
 from pdoperator.domain.routing import listed_everywhere
 from pdoperator.domain.verification import Verification
+from pdoperator.domain.words import rate
 from pdtransfer.contract.base import Role, content_hash
 
 
@@ -120,7 +122,7 @@ def _warnings(pic: Picture) -> tuple[WarningStatus, ...]:
         if f.status == "Warn":
             rows.setdefault((f.rule, f.message), WarningStatus(rule=f.rule, message=f.message, action=f.action))
     for r in pic.view.refusals:
-        text = f"{r.pod.name}: {r.message}"
+        text = f"{r.pod.name}: {one_line(r.message, 1000)}"
         rows.setdefault((r.reason.value, text), WarningStatus(rule=r.reason.value, message=text))
     return tuple(rows.values())[:64]
 
@@ -200,7 +202,7 @@ def build_status(pic: Picture, aspects: list[Aspect], proof: Verification) -> di
     verified = ""
     if shown is not None:
         mark = " (emulated)" if shown.emulated else ""
-        verified = f"{shown.bandwidth / 1e9:.2f} GB/s {shown.transport or 'unknown'}{mark}"
+        verified = f"{rate(shown.bandwidth)} {shown.transport or 'unknown'}{mark}"
     status = PDClusterStatus(
         observed_generation=cluster.generation,
         conditions=to_conditions(

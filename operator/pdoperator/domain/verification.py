@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pdoperator.domain.links import Link, LinkState
+from pdoperator.domain.words import rate
 from pdtransfer.contract.base import content_hash
 
 
@@ -31,7 +32,7 @@ class Verification:
         if not self.proven:
             return ""
         mark = " (emulated)" if self.emulated else ""
-        return f"{self.bandwidth / 1e9:.2f} GB/s {self.transport or 'unknown transport'}{mark}"
+        return f"{rate(self.bandwidth)} {self.transport or 'unknown transport'}{mark}"
 
 
 def verify(links: Iterable[Link]) -> Verification:

@@ -40,25 +40,29 @@ class KubeClient:
         """Close the connections."""
         await self._api.close()
 
-    async def list(self, api_version: str, kind: str, namespace: str | None, label_selector: str = "") -> _Manifests:
+    async def list(
+        self, api_version: str, kind: str, namespace: str | None, label_selector: str = "", field_selector: str = ""
+    ) -> _Manifests:
         """All objects, a consistent read (no resourceVersion: never an older snapshot), in pages."""
         entry = kind_of(api_version, kind)
         for attempt in range(_RELISTS):
             try:
-                return await self._list_pages(entry, namespace, label_selector)
+                return await self._list_pages(entry, namespace, label_selector, field_selector)
             except KubeError as error:
                 # 410: the continue token outlived its snapshot; half a list must never pass for all.
                 if error.status != 410 or attempt == _RELISTS - 1:
                     raise
         raise AssertionError("unreachable")
 
-    async def _list_pages(self, entry: Kind, namespace: str | None, selector: str) -> _Manifests:
+    async def _list_pages(self, entry: Kind, namespace: str | None, selector: str, fields: str) -> _Manifests:
         items: _Manifests = []
         token = ""
         while True:
             query: Query = [("limit", str(_PAGE))]
             if selector:
                 query.append(("labelSelector", selector))
+            if fields:
+                query.append(("fieldSelector", fields))
             if token:
                 query.append(("continue", token))
             page = await self._call("GET", entry.path(namespace), query=query)

@@ -27,6 +27,7 @@ from pdoperator.domain.actions import (
     SetGate,
     WriteRouterKey,
 )
+from pdoperator.domain.lastwords import one_line
 from pdoperator.domain.observed import ClusterObject, Observed
 from pdoperator.kube.events import EventRecorder
 from pdoperator.kube.observe import Problem, problem_of
@@ -103,14 +104,15 @@ class KubeExecutor:
                 case SetGate():
                     await self._set_gate(observed, action)
                 case Apply():
-                    await self._kube.apply(self._owned(cluster, action.manifest))
+                    await self._apply_child(cluster, self._owned(cluster, action.manifest))
                 case Delete():
                     await self._kube.delete(action.api_version, action.kind, cluster.namespace, action.name)
                 case IssueCertificate():
                     return Outcome(action, certificates=await self._issue(cluster, action))
                 case WriteRouterKey():
                     key = self._secrets.router_key(cluster.uid)
-                    await self._write_secret(cluster, action.secret_name, {"key": key.encode()})
+                    ours = observed.router_deployment is not None
+                    await self._write_secret(cluster, action.secret_name, {"key": key.encode()}, again=ours)
                 case EmitEvent():
                     await self._emit(cluster, action)
                 case _:
@@ -129,8 +131,18 @@ class KubeExecutor:
             # The name is taken: ours from a run whose answer was lost, or somebody else's pod.
             found = await self._kube.get("v1", "Pod", cluster.namespace, manifest["metadata"]["name"])
             if found is not None and not owned_by(found, cluster.uid):
-                name = manifest["metadata"]["name"]
-                raise KubeError(409, "AlreadyExists", f"pod {name} exists and belongs to something else") from error
+                raise _taken(found) from error
+
+    async def _apply_child(self, cluster: ClusterObject, manifest: Manifest) -> None:
+        """Never over an object of somebody else: it would be changed, and collected with the PDCluster."""
+        meta = manifest["metadata"]
+        found = await self._kube.get(manifest["apiVersion"], manifest["kind"], cluster.namespace, meta["name"])
+        if found is not None and not owned_by(found, cluster.uid):
+            raise _taken(found)
+        if found is not None:
+            # What was looked at, not what took its name meanwhile.
+            manifest = {**manifest, "metadata": {**meta, "uid": found["metadata"]["uid"]}}
+        await self._kube.apply(manifest)
 
     async def _delete_pod(self, cluster: ClusterObject, action: DeletePod) -> None:
         try:
@@ -174,12 +186,14 @@ class KubeExecutor:
     async def _issue(self, cluster: ClusterObject, action: IssueCertificate) -> dict[str, Any]:
         made = self._secrets.issue(action.server_name)
         files = {"ca.crt": made.ca, "tls.crt": made.certificate, "tls.key": made.key}
-        await self._write_secret(cluster, action.secret_name, files, "kubernetes.io/tls")
+        ours = bool(cluster.status.get("certificates"))
+        await self._write_secret(cluster, action.secret_name, files, "kubernetes.io/tls", again=ours)
         return {"notAfter": rfc3339(made.not_after), "fingerprint": made.ca_fingerprint}
 
     async def _write_secret(
-        self, cluster: ClusterObject, name: str, data: dict[str, bytes], kind: str = "Opaque"
+        self, cluster: ClusterObject, name: str, data: dict[str, bytes], kind: str = "Opaque", *, again: bool
     ) -> None:
+        """`again`: the operator made this Secret before, and may take back what others changed in it."""
         secret: Manifest = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -187,7 +201,19 @@ class KubeExecutor:
             "type": kind,
             "data": {k: base64.b64encode(v).decode() for k, v in data.items()},
         }
-        await self._kube.apply(self._owned(cluster, secret))
+        try:
+            # Secrets are not read: not forced, fields that somebody else wrote make a conflict, so that a
+            # user's Secret of that name is left alone.
+            await self._kube.apply(self._owned(cluster, secret), force=again)
+        except KubeError as error:
+            if error.status == 409:
+                raise KubeError(
+                    409,
+                    "Conflict",
+                    f"Secret {name} exists and was written by somebody else; rename or delete it, the operator "
+                    "then makes its own",
+                ) from error
+            raise
 
     async def _emit(self, cluster: ClusterObject, action: EmitEvent) -> None:
         try:
@@ -216,6 +242,14 @@ class KubeExecutor:
             }
             meta["ownerReferences"] = [*(meta.get("ownerReferences") or []), owner]
         return {**manifest, "metadata": meta}
+
+
+def _taken(found: Manifest) -> KubeError:
+    meta = found["metadata"]
+    what = f"{found.get('kind', 'object')} {meta['name']} exists and belongs to something else"
+    if meta.get("deletionTimestamp"):
+        return KubeError(409, "AlreadyExists", f"{what}, which is being deleted: waiting for its end")
+    return KubeError(409, "AlreadyExists", f"{what}; rename or delete it")
 
 
 async def run_all(
@@ -251,7 +285,8 @@ def describe(action: Action) -> str:
         case DeletePod():
             return f"delete Pod {action.name}"
         case SetGate():
-            return f"set {names.GATE_KV_WIRED} of Pod {action.name}"
+            why = "" if action.status else f" ({action.reason}: {one_line(action.message)})"
+            return f"set {names.GATE_KV_WIRED}={action.status} of Pod {action.name}{why}"
         case Delete():
             return f"delete {action.kind} {action.name}"
         case IssueCertificate() | WriteRouterKey():

@@ -71,14 +71,16 @@ class FakeKube:
 
     # --- KubePort -----------------------------------------------------------------------------
 
-    async def list(self, api_version: str, kind: str, namespace: str | None, label_selector: str = "") -> Manifests:
+    async def list(
+        self, api_version: str, kind: str, namespace: str | None, label_selector: str = "", field_selector: str = ""
+    ) -> Manifests:
         await self._enter("list", api_version, kind)
         found = [
             copy.deepcopy(o)
             for (a, k, ns, _), o in sorted(self.objects.items())
             if (a, k) == (api_version, kind) and (namespace is None or ns == namespace)
         ]
-        return [o for o in found if _selected(o, label_selector)]
+        return [o for o in found if _selected(o, label_selector) and _fields_match(o, field_selector)]
 
     async def get(self, api_version: str, kind: str, namespace: str | None, name: str) -> Manifest | None:
         await self._enter("get", api_version, kind)
@@ -114,6 +116,8 @@ class FakeKube:
         if not subresource:
             keep = ("labels", "annotations", "ownerReferences", "finalizers")
             part["metadata"] = {k: v for k, v in manifest["metadata"].items() if k in keep}
+        if not force and event == "MODIFIED" and (key, subresource) not in self._applied:
+            raise KubeError(409, "Conflict", f"Apply failed with conflicts with another manager of {key[1]} {key[3]}")
         before = self._applied.get((key, subresource), {})
         new = merge(live, copy.deepcopy(part), before)
         self._applied[(key, subresource)] = copy.deepcopy(part)
@@ -277,6 +281,18 @@ def _resource(manifest: Manifest) -> str:
 
 def _bare(obj: Manifest) -> dict[str, Any]:
     return {**obj, "metadata": {k: v for k, v in obj["metadata"].items() if k != "resourceVersion"}}
+
+
+def _fields_match(obj: Manifest, selector: str) -> bool:
+    """`a.b=c,d=e` field selectors (equality)."""
+    for term in (t for t in selector.split(",") if t):
+        path, _, value = term.partition("=")
+        at: Any = obj
+        for step in path.split("."):
+            at = (at or {}).get(step)
+        if str(at or "") != value:
+            return False
+    return True
 
 
 def _selected(obj: Manifest, selector: str) -> bool:

@@ -6,16 +6,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pdoperator.api.conditions import Reason
 from pdoperator.api.names import LABEL_CLUSTER_UID, router_name
 from pdoperator.domain.observed import ClusterObject, NodeOffer, PodSeen
-from pdoperator.kube.parse import node_offer, owned_by, pod_seen
+from pdoperator.domain.poddiagnosis import not_starting
+from pdoperator.kube.parse import node_offer, owned_by, pod_seen, pod_warnings
 from pdoperator.kube.port import KubeError, KubePort, Manifest
 
 NODES_MAX_AGE = 30.0
+WARNINGS_AFTER = 10.0
+"""Seconds after its creation from which the events of a pod that starts nothing are read."""
+WARNINGS_MAX_AGE = 10.0
+_WARNINGS_PODS = 4
+"""Pods of one PDCluster whose events are read: one cause is often that of all."""
 FIXTURES_MAX_AGE = 15.0
 """Seconds until a Service or router that somebody deleted is missed at the latest."""
 ROUTER_ROLE = "router"
@@ -50,11 +56,23 @@ class Problem:
     message: str
 
 
+_REFUSED_BY_ADMISSION = ("exceeded quota", "violates PodSecurity", "admission webhook", "LimitRange", "usage per ")
+
+
 def problem_of(error: KubeError, doing: str) -> Problem:
-    """What a failed call means to a person who reads the status."""
+    """What a failed call means to a person who reads the status. A 403 is the operator's missing right,
+    or an admission plugin's word: quota, Pod Security, a namespace that goes away."""
+    said = f"{doing}: {error.status} {error.reason}: {error.message}"
+    if error.status == 403 and "being terminated" in error.message:
+        return Problem(Reason.NAMESPACE_TERMINATING, said)
+    if any(mark in error.message for mark in _REFUSED_BY_ADMISSION):
+        return Problem(Reason.ADMISSION_REFUSED, said)
     if error.status in (401, 403):
-        return Problem(Reason.API_FORBIDDEN, f"{doing}: {error.status} {error.reason}: {error.message}")
-    return Problem(Reason.API_ERROR, f"{doing}: {error.status} {error.reason}: {error.message}")
+        return Problem(Reason.API_FORBIDDEN, said)
+    return Problem(Reason.API_ERROR, said)
+
+
+Warnings = tuple[tuple[str, str], ...]
 
 
 class Observer:
@@ -67,25 +85,60 @@ class Observer:
         self._nodes_at: float | None = None
         self._nodes_lock = asyncio.Lock()
         self._fixtures: dict[str, tuple[float, Fixtures]] = {}
+        self._warnings: dict[str, dict[str, tuple[float, Warnings | None]]] = {}
 
-    async def children(self, cluster: ClusterObject) -> Children:
-        """Pods, Services and router Deployment of this PDCluster. Raises KubeError: a decision on
-        half of what exists would create pods twice."""
+    async def children(self, cluster: ClusterObject, now: float | None = None) -> Children:
+        """Pods, Services and router Deployment of this PDCluster at `now` (Unix seconds). Raises
+        KubeError: a decision on half of what exists would create pods twice."""
+        now = time.time() if now is None else now
         selector = f"{LABEL_CLUSTER_UID}={cluster.uid}"
         pods, fixtures = await asyncio.gather(
             self._kube.list("v1", "Pod", cluster.namespace, selector), self._kept_fixtures(cluster, selector)
         )
         engines = [pod_seen(p) for p in pods if owned_by(p, cluster.uid)]
+        engines = sorted((p for p in engines if p.engine_role is not None), key=_order)
+        # A router pod is owned by its ReplicaSet; the UID label comes from our own template.
+        routers = sorted((p for p in map(pod_seen, pods) if p.role == ROUTER_ROLE), key=_order)
+        warned = await self._read_warnings(cluster, [*engines, *routers], now)
         return Children(
-            pods=tuple(sorted((p for p in engines if p.engine_role is not None), key=_order)),
-            # A router pod is owned by its ReplicaSet; the UID label comes from our own template.
-            router_pods=tuple(sorted((p for p in map(pod_seen, pods) if p.role == ROUTER_ROLE), key=_order)),
+            pods=tuple(replace(p, warnings=warned.get(p.uid)) for p in engines),
+            router_pods=tuple(replace(p, warnings=warned.get(p.uid)) for p in routers),
             fixtures=fixtures,
         )
+
+    async def _read_warnings(
+        self, cluster: ClusterObject, pods: list[PodSeen], now: float
+    ) -> dict[str, Warnings | None]:
+        """Events of a few pods that start no container: only there it says that a volume is missing."""
+        stuck = [p for p in pods if not_starting(p) and now - p.created >= WARNINGS_AFTER][:_WARNINGS_PODS]
+        before = self._warnings.get(cluster.uid, {})
+        kept = {p.uid: before[p.uid] for p in stuck if p.uid in before}
+        due = [p for p in stuck if p.uid not in kept or self._clock() - kept[p.uid][0] >= WARNINGS_MAX_AGE]
+        for pod, found in zip(due, await asyncio.gather(*(self._warnings_of(cluster, p) for p in due)), strict=True):
+            kept[pod.uid] = (self._clock(), found)
+        if kept:
+            self._warnings[cluster.uid] = kept
+        else:
+            self._warnings.pop(cluster.uid, None)
+        return {uid: found for uid, (_, found) in kept.items()}
+
+    async def _warnings_of(self, cluster: ClusterObject, pod: PodSeen) -> Warnings | None:
+        try:
+            found = await self._kube.list(
+                "v1", "Event", cluster.namespace, field_selector=f"involvedObject.uid={pod.uid},type=Warning"
+            )
+        except KubeError:
+            return None  # the right to read events is optional, and nothing hangs on them
+        return pod_warnings(found)
 
     def invalidate(self, uid: str) -> None:
         """Fixtures of this PDCluster were written (or it is gone): read them anew."""
         self._fixtures.pop(uid, None)
+
+    def forget(self, uid: str) -> None:
+        """The PDCluster is gone."""
+        self.invalidate(uid)
+        self._warnings.pop(uid, None)
 
     async def _kept_fixtures(self, cluster: ClusterObject, selector: str) -> Fixtures:
         kept = self._fixtures.get(cluster.uid)

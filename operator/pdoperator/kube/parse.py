@@ -16,6 +16,8 @@ from pdoperator.kube.port import Manifest
 _ATTEMPT_ANNOTATION = "pdcluster.io/attempt"
 _ATTEMPT_SUFFIX = re.compile(r"-(\d+)$")
 _MESSAGE_LIMIT = 1024
+_LOG_TAIL = 4096
+"""Bytes the kubelet keeps of a termination message at most."""
 
 
 def timestamp(text: str | None) -> float:
@@ -111,7 +113,22 @@ def _container(status: dict[str, Any]) -> ContainerSeen:
         restarts=int(status.get("restartCount") or 0),
         last_exit_code=ended.get("exitCode"),
         last_exit_reason=ended.get("reason") or "",
-        last_exit_message=(ended.get("message") or "")[:_MESSAGE_LIMIT],
+        last_exit_message=(ended.get("message") or "")[-_LOG_TAIL:],
+    )
+
+
+def pod_warnings(events: list[Manifest]) -> tuple[tuple[str, str], ...]:
+    """(reason, message) of Warning events, newest first."""
+
+    def last(event: Manifest) -> float:
+        series = event.get("series") or {}
+        told = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+        return max((timestamp(t) for t in told), default=0.0)
+
+    found = [e for e in events if e.get("type") == "Warning"]
+    return tuple(
+        (str(e.get("reason") or ""), str(e.get("message") or "")[:_MESSAGE_LIMIT])
+        for e in sorted(found, key=last, reverse=True)[:8]
     )
 
 

@@ -34,6 +34,8 @@ CLUSTER_RULES: tuple[Rule, ...] = (
     _rule("", "configmaps", "get list create patch delete"),
     _rule("", "secrets", "create patch"),
     _rule("", "events", "create patch"),
+    # Why a pod starts no container (a volume that is not there) stands only in its events.
+    _rule("", "events", "list", optional=True),
     _rule("", "nodes", "list", optional=True),
     _rule("apps", "deployments", "get list watch create patch delete"),
     _rule("apps", "controllerrevisions", "get list create patch delete"),

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from pdoperator.api.conditions import Reason
-from pdoperator.domain.actions import Action, PutRoster, SetWorkers
+from pdoperator.domain.actions import Action, CreatePod, EmitEvent, PutRoster, SetWorkers
 from pdoperator.domain.observed import Observed
 from pdoperator.kube.execute import KubeExecutor, Outcome, describe, run_all
 from pdoperator.pods.router import RouterClient, RouterError
@@ -31,7 +31,13 @@ class Actor:
 
     async def run(self, observed: Observed, actions: tuple[Action, ...]) -> list[Outcome]:
         """All of them; raises NotLeading when the Lease is lost meanwhile."""
-        return await run_all(actions, lambda action: self._one(observed, action), self._may_act)
+        work = [a for a in actions if not isinstance(a, EmitEvent)]
+        told = [a for a in actions if isinstance(a, EmitEvent)]
+        outcomes = await run_all(work, lambda action: self._one(observed, action), self._may_act)
+        created = [o.problem is None for o in outcomes if isinstance(o.action, CreatePod)]
+        if created and not any(created):
+            told = [e for e in told if e.reason != Reason.LAUNCHED]
+        return outcomes + await run_all(told, lambda action: self._one(observed, action), self._may_act)
 
     async def _one(self, observed: Observed, action: Action) -> Outcome:
         where = f"namespace={observed.cluster.namespace} name={observed.cluster.name}"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pdoperator.api.conditions import Reason
+from pdoperator.api.conditions import ConditionType, Reason
 from pdoperator.api.names import CONTAINER_ROUTER
 from pdoperator.domain.actions import Apply, Decision, Delete, EmitEvent, Memory
+from pdoperator.domain.condition import old_condition
 from pdoperator.domain.observed import ClusterObject, Observed, PodAnswer, PodSeen, RouterPodSeen
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.kube.events import EventRecorder
@@ -46,6 +48,8 @@ class Keys(Protocol):
 
     @property
     def ca_fingerprint(self) -> str: ...
+    @property
+    def longest(self) -> float: ...
     def router_key(self, cluster_uid: str) -> str: ...
 
 
@@ -196,7 +200,9 @@ class Reconciler:
         kept = cluster.status.get("certificates") or {}
         if kept.get("fingerprint") != self._keys.ca_fingerprint:
             return None
-        return timestamp(kept.get("notAfter")) or None
+        end = timestamp(kept.get("notAfter")) or None
+        # A certificate that lasts as long as its CA can not be renewed, only replaced with the CA.
+        return math.inf if end is not None and end >= int(self._keys.longest) else end
 
     @staticmethod
     def _status(cluster: ClusterObject, decision: Decision, outcomes: list[Outcome]) -> dict[str, Any] | None:
@@ -227,6 +233,7 @@ class Reconciler:
         }
         try:
             await self._kube.apply(manifest, subresource="status")
+            _log_change(cluster, status)
         except KubeError as error:
             if error.status in (404, 409):
                 state.stale = True  # it changed or went meanwhile: look again at once
@@ -283,6 +290,16 @@ def _stretched(wanted: float, quiet: int, anyone_to_ask: bool) -> float:
     asked for at least every 2 s."""
     limit = _ASK_EVERY if anyone_to_ask else _LOOK_EVERY
     return max(wanted, min(limit, wanted * 2.0 ** min(max(0, quiet - 2), 10)))
+
+
+def _log_change(cluster: ClusterObject, status: dict[str, Any]) -> None:
+    """One line when Ready turns, or fails for another reason."""
+    was, now = (old_condition(s, ConditionType.READY) for s in (cluster.status, status))
+    if (was.get("status"), was.get("reason")) != (now.get("status"), now.get("reason")):
+        log.info(
+            "namespace=%s name=%s ready=%s reason=%s message=%r", cluster.namespace, cluster.name,
+            now.get("status"), now.get("reason"), now.get("message"),
+        )  # fmt: skip
 
 
 def _where(state: ClusterState) -> str:
