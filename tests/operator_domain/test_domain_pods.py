@@ -140,6 +140,26 @@ def test_template_adds_and_does_not_take_ours_away() -> None:
     assert p["spec"]["schedulerName"] == "volcano"
 
 
+def test_no_mount_or_variable_of_a_user_takes_the_place_of_ours() -> None:
+    bad = ["/run/pdtransfer/", "/run//pdtransfer", "run/pdtransfer", "/run/pdtransfer/sidecar.sock", "/mnt/models/"]
+    bad += ["/run/x/../pdtransfer", "/etc/pdtransfer/tls/ca.crt", "/dev/shm/."]
+    good = ["/cache", "/run/pdtransferred", "/mnt/models/lora", "/etc/pdtransfer2"]
+    template = {
+        "volumes": [{"name": "x", "emptyDir": {}}],
+        "volumeMounts": [{"name": "x", "mountPath": path} for path in (*bad, *good)],
+    }
+    p = pod(quickstart(decode__template=template))
+    mounts = [m["mountPath"] for m in p["spec"]["containers"][0]["volumeMounts"] if m["name"] == "x"]
+    assert mounts == good
+    assert [m["mountPath"] for m in p["spec"]["initContainers"][0]["volumeMounts"]] == [
+        "/run/pdtransfer",
+        "/etc/pdtransfer/tls",
+    ]
+    raw = quickstart(engine__type="SGLang", decode__env=[{"name": "PYTHONPATH", "value": "/mine"}])
+    env = [e for e in pod(raw)["spec"]["containers"][0]["env"] if e["name"] == "PYTHONPATH"]
+    assert env == [{"name": "PYTHONPATH", "value": "/opt/pdtransfer/plugin:/mine"}]
+
+
 def test_every_child_is_owned_without_blocking_deletion() -> None:
     obj, spec = cluster(quickstart())
     manifests = [*wanted_children(obj, spec, SETTINGS), pod(quickstart())]

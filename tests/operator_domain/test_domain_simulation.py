@@ -6,7 +6,16 @@ from dataclasses import replace
 
 from domain_world import FakePod, World, quickstart
 
-from pdoperator.domain.actions import CreatePod, DeletePod, Memory, PutRoster, SetGate, SetWorkers
+from pdoperator.domain.actions import (
+    CreatePod,
+    Delete,
+    DeletePod,
+    IssueCertificate,
+    Memory,
+    PutRoster,
+    SetGate,
+    SetWorkers,
+)
 from pdoperator.domain.decide import decide
 from pdoperator.domain.observed import PodSeen
 from pdtransfer.contract.base import MemoryKind, Role
@@ -245,6 +254,51 @@ def test_a_failed_pod_is_replaced_after_a_backoff_that_outlives_the_operator() -
     assert len(w.created) == created + 1
     assert w.condition("Ready")["status"] == "True"
     assert w.created[-1] != victim.name
+
+
+def test_a_backoff_outlives_a_status_that_could_not_be_written() -> None:
+    w = ready_world()
+    told = w.status
+    victim = w.side(Role.DECODE)[0]
+    victim.phase, victim.exit_code, victim.restarts, victim.engine = "Failed", 137, 1, "crashed"
+    w.step()
+    w.status = told  # 409: the object had changed
+    created = len(w.created)
+    for _ in range(8):
+        w.step()
+        assert len(w.created) == created, "not before its time"
+    w.step(seconds=3.0)
+    w.run()
+    assert len(w.created) == created + 1
+
+
+def test_policies_that_were_switched_off_and_a_router_that_is_not_asked_for_are_removed() -> None:
+    w = ready_world()
+    assert {"NetworkPolicy/quickstart-pods", "PodDisruptionBudget/quickstart-decode"} <= set(w.applied)
+    w.settings = replace(w.settings, network_policy=False, disruption_budgets=False)
+    w.edit(quickstart(router={"type": "None"}))
+    d = decide(w.observe(), w.memory, w.settings)
+    gone = {(a.api_version, a.kind, a.name) for a in d.actions if isinstance(a, Delete)}
+    assert gone == {
+        ("apps/v1", "Deployment", "quickstart-router"),
+        ("networking.k8s.io/v1", "NetworkPolicy", "quickstart-pods"),
+        ("policy/v1", "PodDisruptionBudget", "quickstart-decode"),
+        ("policy/v1", "PodDisruptionBudget", "quickstart-prefill"),
+        ("v1", "Service", "quickstart-router"),
+    }
+
+
+def test_a_certificate_secret_that_is_gone_is_written_again_when_a_pod_waits_for_it() -> None:
+    w = ready_world()
+    w.now += 200.0  # long after the last one was written
+    waiting = w.observe().pods[0]
+    text = 'MountVolume.SetUp failed for volume "pdtransfer-tls" : secret "quickstart-pdtransfer-tls" not found'
+    stuck = replace(waiting, phase="Pending", warnings=(("FailedMount", text),))
+    seen = replace(w.observe(), pods=(stuck, *w.observe().pods[1:]))
+    first = decide(seen, w.memory, w.settings)
+    assert [a.secret_name for a in first.actions if isinstance(a, IssueCertificate)] == ["quickstart-pdtransfer-tls"]
+    again = decide(replace(seen, now=seen.now + 1.0), first.memory, w.settings)
+    assert not [a for a in again.actions if isinstance(a, IssueCertificate)]  # the kubelet needs its time
 
 
 def test_a_stale_registration_is_named_then_recycled() -> None:

@@ -11,7 +11,7 @@ from cryptography import x509
 from tests_operator_runtime import NOW, end_state, make_reconciler, pdcluster, small_decide
 
 from pdoperator.api import names
-from pdoperator.domain.actions import Decision, DeletePod, EmitEvent, Memory, SetGate
+from pdoperator.domain.actions import Apply, Decision, DeletePod, EmitEvent, IssueCertificate, Memory, SetGate
 from pdoperator.kube.execute import NotLeading
 from pdoperator.kube.fake import Crash, FakeKube
 from pdoperator.kube.kinds import PDCLUSTER_API
@@ -80,6 +80,30 @@ async def test_a_taken_pod_name_is_reported_and_the_other_pods_are_made(kube: Fa
     result = await make_reconciler(kube).once(state_of(obj))
     assert result.failed
     assert [p["metadata"]["name"] for p in kube.of("Pod")] == ["a-prefill-0-0-abc-0", "a-prefill-1-0-abc-0"]
+
+
+async def test_children_of_somebody_else_are_never_written_over(kube: FakeKube) -> None:
+    theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a-router", "namespace": "user"}, "spec": {}}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "a-pdtransfer-tls", "namespace": "user"}}
+    obj = kube.put(pdcluster(replicas=0))
+    kube.put(theirs)
+    kube.put({**secret, "data": {"tls.key": "dGhlaXJz"}})
+
+    def decide(observed: Any, memory: Memory, settings: Any) -> Decision:
+        mine = {**theirs, "spec": {"selector": {"mine": "1"}}}
+        issue = IssueCertificate("a-pdtransfer-tls", names.pod_server_name(observed.cluster.uid))
+        return Decision((Apply(mine), issue), None, memory, 5.0)
+
+    state = state_of(obj)
+    assert (await make_reconciler(kube, decide).once(state)).failed
+    assert state.problem is not None and "belongs to something else; rename or delete it" in state.problem.message
+    assert kube.of("Service")[0]["spec"] == {} and "ownerReferences" not in kube.of("Service")[0]["metadata"]
+    assert kube.of("Secret")[0]["data"] == {"tls.key": "dGhlaXJz"}
+    await kube.delete("v1", "Service", "user", "a-router")
+    await kube.delete("v1", "Secret", "user", "a-pdtransfer-tls")
+    assert not (await make_reconciler(kube, decide).once(state)).failed
+    assert kube.of("Service")[0]["spec"] == {"selector": {"mine": "1"}}
+    assert {"ca.crt", "tls.crt", "tls.key"} == set(kube.of("Secret")[0]["data"])
 
 
 async def test_a_forbidden_create_reaches_status_with_what_to_grant(kube: FakeKube) -> None:

@@ -30,7 +30,11 @@ OWNED_VOLUMES = (
     names.VOLUME_SHM,
     "pdtransfer-plugin",
 )
-OWNED_MOUNTS = (names.MODEL_PATH, names.SOCKET_DIR, names.TLS_DIR, "/opt/pdtransfer/plugin", "/dev/shm")
+OWNED_MOUNTS = (names.MODEL_PATH, names.SOCKET_DIR, names.TLS_DIR, names.PLUGIN_DIR, "/dev/shm")
+_NOTHING_BELOW = (names.SOCKET_DIR, names.TLS_DIR, names.PLUGIN_DIR)
+"""Whoever replaces a file in these decides whom a rank talks to, or what runs in it."""
+_OWNED_MOUNT = f"^({'|'.join(OWNED_MOUNTS)})/?$|^({'|'.join(_NOTHING_BELOW)})/"
+_ODD_PATH = "^[^/]|//|/[.][.]?(/|$)"
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,15 @@ def _template_rules(*path: str) -> list[CelRule]:
         ),
         CelRule(
             (*template, "volumeMounts", "[]"),
-            f"!(self.mountPath in {_list(OWNED_MOUNTS)})",
+            f"!self.mountPath.matches('{_OWNED_MOUNT}')",
             f"mount paths {', '.join(OWNED_MOUNTS)} belong to the operator: choose another path",
-            lambda mount: mount["mountPath"] not in OWNED_MOUNTS,
+            lambda mount: re.search(_OWNED_MOUNT, mount["mountPath"]) is None,
+        ),
+        CelRule(
+            (*template, "volumeMounts", "[]"),
+            f"!self.mountPath.matches('{_ODD_PATH}')",
+            "write the mount path absolute, without //, /./ or /../",
+            lambda mount: re.search(_ODD_PATH, mount["mountPath"]) is None,
         ),
     ]
 

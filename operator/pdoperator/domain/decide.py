@@ -261,7 +261,8 @@ def _children(pic: Picture, extra: dict[str, Any], learned: dict[str, Any], sett
     keyless = any(c.waiting_reason == "CreateContainerConfigError" for r in observed.routers for c in r.pod.containers)
     if router_wanted and (observed.router_deployment is None or keyless):
         actions.append(WriteRouterKey(names.router_key_secret_name(cluster.name)))
-    applied: dict[str, str] = dict(extra.get("applied", {}))
+    before: dict[str, str] = extra.get("applied", {})
+    applied: dict[str, str] = {}
     for manifest in wanted_children(cluster, spec, settings):
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         key, mark = f"{kind}/{name}", applied_hash(manifest)
@@ -270,9 +271,9 @@ def _children(pic: Picture, extra: dict[str, Any], learned: dict[str, Any], sett
         elif kind == "Deployment":
             current = applied_hash(observed.router_deployment) == mark
         elif kind == "Service":
-            current = name in observed.services and applied.get(key, mark) == mark
+            current = name in observed.services and before.get(key, mark) == mark
         else:
-            current = applied.get(key) == mark
+            current = before.get(key) == mark
         if not current:
             actions.append(Apply(manifest))
         applied[key] = mark

@@ -185,9 +185,9 @@ def links_of(observed: Observed, view: View, replaced: frozenset[str]) -> dict[t
             links[link.key] = link
     for lost in view.unreachable:
         for peer in view.peers:
-            link = _one_sided(peer, lost, told[peer.uid]) if peer.pod.role != lost.role else None
-            if link is not None:
-                links[link.key] = link
+            found = _one_sided(peer, lost, told[peer.uid]) if peer.pod.role != lost.role else None
+            if found is not None:
+                links[found.key] = found
     return links
 
 

@@ -179,9 +179,6 @@ def _volumes(cluster: ClusterObject, spec: PDClusterSpec) -> list[dict[str, Any]
 
 
 VOLUME_PLUGIN = "pdtransfer-plugin"
-PLUGIN_DIR = "/opt/pdtransfer/plugin"
-
-
 INSTALL_PLUGIN = """\
 import importlib.metadata, pathlib, shutil, sys
 import pdtransfer
@@ -199,8 +196,8 @@ def _plugin_installer(spec: PDClusterSpec, settings: DecideSettings) -> dict[str
         "name": "pdtransfer-plugin",
         "image": spec.transfer.image or settings.transfer_image,
         "imagePullPolicy": settings.image_pull_policy,
-        "command": ["python3", "-c", INSTALL_PLUGIN, PLUGIN_DIR],
-        "volumeMounts": [{"name": VOLUME_PLUGIN, "mountPath": PLUGIN_DIR}],
+        "command": ["python3", "-c", INSTALL_PLUGIN, names.PLUGIN_DIR],
+        "volumeMounts": [{"name": VOLUME_PLUGIN, "mountPath": names.PLUGIN_DIR}],
     }
 
 
