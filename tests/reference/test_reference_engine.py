@@ -224,11 +224,44 @@ def test_death_of_a_rank_ends_the_whole_group_at_once(tiny: Path, tmp_path: Path
         assert not Path(f"/proc/{pid}").exists()
 
 
+def test_a_stuck_rank_and_then_its_death_end_the_group(tiny: Path, tmp_path: Path) -> None:
+    """The other rank is surely inside an all-reduce: its partner was stopped while a request ran."""
+    engine = launch(tiny, tmp_path / "log", *FLAGS, "--tp-size", "2")
+    pids = [r["pid"] for r in engine.info()["ranks"]]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(engine.generate, [5, 6], 1500)
+        time.sleep(0.3)
+        os.kill(pids[1], signal.SIGSTOP)
+        time.sleep(0.5)
+        assert not answer.done() and engine.process.poll() is None
+        os.kill(pids[1], signal.SIGKILL)
+        assert engine.process.wait(3) == 1
+        assert answer.result().json()["error"]["type"] == "EngineDied"
+    _await_end(pids)
+
+
+def test_a_rank_that_is_stuck_ends_the_engine_at_the_steps_deadline(tiny: Path, tmp_path: Path) -> None:
+    engine = launch(tiny, tmp_path / "log", *FLAGS, "--step-timeout", "1")
+    (rank,) = engine.info()["ranks"]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(engine.generate, [5, 6], 1500)
+        time.sleep(0.3)
+        os.kill(rank["pid"], signal.SIGSTOP)
+        found = answer.result().json()["error"]
+    assert found["type"] == "EngineDied" and "stuck" in found["message"]
+    assert engine.process.wait(5) == 1
+    _await_end([rank["pid"]])
+
+
 def test_death_of_the_leader_ends_the_ranks(tiny: Path, tmp_path: Path) -> None:
     engine = launch(tiny, tmp_path / "log", *FLAGS, "--tp-size", "2")
     pids = [r["pid"] for r in engine.info()["ranks"]]
     engine.process.kill()
     engine.process.wait(5)
+    _await_end(pids)
+
+
+def _await_end(pids: list[int]) -> None:
     until = time.monotonic() + 5
     while any(_runs(pid) for pid in pids):
         assert time.monotonic() < until

@@ -191,6 +191,28 @@ def test_a_transfer_that_never_ends_is_given_up_at_its_deadline() -> None:
     assert scheduler.allocator.available == 16
 
 
+def test_a_room_that_comes_again_is_asked_for_under_a_new_identity() -> None:
+    scheduler = make("decode")
+    identities = []
+    for rid in ("a", "b"):
+        scheduler.add(ask(rid), 0.0)
+        (received,) = [c for c in turn(scheduler) if isinstance(c, Receive)]
+        identities.append((received.room, received.attempt))
+        scheduler.cancel(rid, RequestError("Aborted", "gone", 499))
+        scheduler.transfer_update(update(rid, 0, F))
+    assert identities[0][0] == identities[1][0] and identities[0][1] < identities[1][1]
+
+
+def test_the_age_of_a_step_is_known_until_it_ends() -> None:
+    scheduler = make()
+    assert scheduler.step_age(5.0) == 0.0
+    scheduler.add(ask("a"), 0.0)
+    (step,) = turn(scheduler, 1.0)
+    assert scheduler.step_age(4.5) == 3.5
+    complete(scheduler, step)
+    assert scheduler.step_age(9.0) == 0.0
+
+
 def test_a_first_token_that_ends_the_answer_needs_no_step() -> None:
     scheduler = make("decode")
     scheduler.add(ask("a", new=1), 0)

@@ -16,6 +16,7 @@ from pdtransfer.contract.fingerprint import ModelIdentity
 from pdtransfer.contract.layout import HeadSlice, RankCoordinates, RankLayout
 from pdtransfer.session.api import EndpointConfig, PoolRegion, Timeouts
 from pdtransfer.session.endpoint import RankEndpoint
+from pdtransfer.session.transfers import ReceiveTransfer, SendTransfer
 
 PAGES = 32
 LAYERS = 2
@@ -52,12 +53,13 @@ class Pool:
     memory: str = "DRAM"
     layers: tuple[int, ...] = tuple(range(LAYERS))
     stage: tuple[int, int] = (0, 1)
+    pages: int = PAGES
     arrays: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for layer in self.layers:
             for kind, dim in DIMS.items():
-                shape = (PAGES, TOKENS, self.heads, dim)
+                shape = (self.pages, TOKENS, self.heads, dim)
                 self.arrays[layer, kind] = np.zeros(shape, dtype=np.uint16)
 
     @property
@@ -67,28 +69,29 @@ class Pool:
     @property
     def regions(self) -> list[PoolRegion]:
         return [
-            PoolRegion(layer, kind, int(a.ctypes.data), a[0].nbytes, PAGES, self.memory)
+            PoolRegion(layer, kind, int(a.ctypes.data), a[0].nbytes, self.pages, self.memory)
             for (layer, kind), a in self.arrays.items()
         ]
+
+    def share(self, page: np.ndarray) -> np.ndarray:
+        """This rank's heads of a page of all heads."""
+        return page[:, self.tp * self.heads : (self.tp + 1) * self.heads]
 
     def fill(self, room: int, pages: Sequence[int]) -> None:
         for (layer, kind), array in self.arrays.items():
             for i, page in enumerate(pages):
-                array[page] = golden(room, i, layer, kind)[:, self.tp * self.heads : (self.tp + 1) * self.heads]
+                array[page] = self.share(golden(room, i, layer, kind))
 
     def holds(self, room: int, pages: Sequence[int], first_page: int = 0) -> bool:
         return all(
-            np.array_equal(
-                array[page],
-                golden(room, first_page + i, layer, kind)[:, self.tp * self.heads : (self.tp + 1) * self.heads],
-            )
+            np.array_equal(array[page], self.share(golden(room, first_page + i, layer, kind)))
             for (layer, kind), array in self.arrays.items()
             for i, page in enumerate(pages)
         )
 
     def untouched(self, pages: Sequence[int]) -> bool:
         """Every other page is still zero."""
-        others = sorted(set(range(PAGES)) - set(pages))
+        others = sorted(set(range(self.pages)) - set(pages))
         return all(not array[others].any() for array in self.arrays.values())
 
 
@@ -193,3 +196,24 @@ def until(condition: Callable[[], object], timeout: float = 5.0) -> bool:
             return True
         time.sleep(0.005)
     return bool(condition())
+
+
+def ask(rank: Rank, room: int, pages: Sequence[int], *, first_page: int = 0, attempt: int = 0) -> ReceiveTransfer:
+    """A decode rank asks for a prompt that ends one token before its last page does."""
+    tokens = (first_page + len(pages)) * TOKENS - 1
+    return rank.endpoint.receive(
+        room=room, attempt=attempt, bootstrap=BOOTSTRAP, pages=pages, first_page=first_page, tokens=tokens
+    )
+
+
+def give(
+    rank: Rank, room: int, pages: Sequence[int], *, metadata: bytes = b"first token", finish: bool = True
+) -> SendTransfer:
+    """A prefill rank hands the room's golden bytes over, in two chunks."""
+    rank.pool.fill(room, pages)
+    sender = rank.endpoint.send(room=room, tokens=len(pages) * TOKENS - 1)
+    sender.chunk(pages[:1], 0, READY)
+    sender.chunk(pages[1:], 1, READY)
+    if finish:
+        sender.finish(metadata)
+    return sender

@@ -1,6 +1,6 @@
 """One rank in a process of its own, over real NIXL: JSON lines on stdin and stdout.
 
-python rank_process.py ROLE TP TP_SIZE INCARNATION MEMORY TLS_DIR
+python rank_process.py ROLE TP TP_SIZE INCARNATION MEMORY TLS_DIR PAGES
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pdtransfer.session.endpoint import RankEndpoint
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING)
-    role, tp, tp_size, incarnation, memory, tls = sys.argv[1:7]
-    pool = Pool(int(tp), int(tp_size), memory)
+    role, tp, tp_size, incarnation, memory, tls, many = sys.argv[1:8]
+    pool = Pool(int(tp), int(tp_size), memory, pages=int(many))
     config = EndpointConfig(
         listen_host="127.0.0.1",
         net_devices="lo",
@@ -39,15 +39,19 @@ def main() -> None:
     for line in sys.stdin:
         command = json.loads(line)
         do = command.pop("do")
+        if "count" in command:
+            command["pages"] = range(command["first"], command["first"] + command["count"])
         if do == "peers":
             endpoint.apply_peers([RankCard.model_validate_json(c) for c in command["cards"]])
             say(wired=endpoint.wait_wired(15), verdicts=[v.model_dump(mode="json") for v in endpoint.verdicts])
         elif do == "send":
             room, pages = command["room"], command["pages"]
-            pool.fill(room, pages)
+            if "count" not in command:
+                pool.fill(room, pages)
             sender = endpoint.send(room=room, tokens=len(pages) * TOKENS - 1)
-            for i, page in enumerate(pages):
-                sender.chunk([page], i, READY)
+            step = max(1, len(pages) // 8)
+            for i in range(0, len(pages), step):
+                sender.chunk(pages[i : i + step], i, READY)
             sender.finish(b"room %d" % room)
             transfers[room] = sender
             say(ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import datetime
 import ipaddress
@@ -24,7 +23,6 @@ from kv_world import BOOTSTRAP, READY, TOKENS, World, until
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.verdict import VerdictState
 from pdtransfer.session.api import TransferState
-from pdtransfer.session.channel import renew, server_context, stamp
 from pdtransfer.session.frames import HEADER, MAX_FRAME, Done, FrameError, Hello, Request, decode, encode
 
 NAME = "pod.pdcluster.internal"
@@ -110,6 +108,81 @@ def test_a_wrong_certificate_is_never_wired(world, tmp_path, fault):
     assert prefill.endpoint.failed is None and decode.endpoint.failed is None
 
 
+def test_a_pod_of_another_pdcluster_under_the_same_ca_is_refused_even_with_a_rostered_identity(world, tmp_path):
+    ca = Authority()
+    prefill = world.rank(Role.PREFILL, tls_dir=ca.issue(tmp_path / "p"))
+    decode = world.rank(Role.DECODE, tls_dir=ca.issue(tmp_path / "d", "other-uid.pod.pdcluster.internal"))
+    introduce(prefill, decode)
+    assert until(lambda: prefill.endpoint.counters.get("connections_refused", 0) >= 1)
+    assert until(lambda: "does not name" in decode.endpoint.verdicts[0].message)
+    assert not prefill.agent.handles and not decode.agent.handles
+
+
+@pytest.mark.parametrize("change", ["agent_name", "incarnation", "layout_hash", "pod_uid"])
+def test_a_rank_can_not_pass_for_a_rostered_one_without_all_of_its_identity(world, change):
+    prefill, decode = world.rank(Role.PREFILL), world.rank(Role.DECODE)
+    prefill.endpoint.apply_peers([decode.endpoint.card])
+    assert until(lambda: prefill.endpoint.verdicts)
+    card = decode.endpoint.card
+    hello = Hello(
+        cluster_uid="cluster-1",
+        pod_uid=card.pod_uid,
+        incarnation=card.incarnation,
+        rank=card.rank,
+        agent_name=card.agent_name,
+        layout_hash=card.layout_hash,
+        to_pod_uid="prefill-pod",
+        to_incarnation="prefill-1",
+        to_rank=0,
+    )
+    assert decode_frame(talk(prefill, encode(hello))).t == "welcome"
+    forged = hello.model_copy(update={change: "another"})
+    assert decode_frame(talk(prefill, encode(forged))).t == "refused"
+
+
+def decode_frame(data: bytes):
+    (size,) = HEADER.unpack(data[: HEADER.size])
+    return decode(data[HEADER.size : HEADER.size + size])
+
+
+def test_a_ca_that_was_rotated_out_is_trusted_no_more(world, tmp_path):
+    old, new = Authority(), Authority()
+    folder = tmp_path / "p"
+    prefill = world.rank(Role.PREFILL, tls_dir=old.issue(folder))
+    host, port = prefill.endpoint.card.control.split(":")
+
+    def greeted(client: Path, ca: Path) -> bool:
+        context = ssl.create_default_context(cafile=str(ca))
+        context.load_cert_chain(client / "tls.crt", client / "tls.key")
+        try:
+            with socket.create_connection((host, int(port)), timeout=3) as plain:
+                end = context.wrap_socket(plain, server_hostname=NAME)
+                end.sendall(encode(STRANGER))
+                return len(end.recv(100)) > 0
+        except (ssl.SSLError, OSError):
+            return False
+
+    old.issue(tmp_path / "old")
+    new.issue(tmp_path / "new")
+    assert greeted(tmp_path / "old", tmp_path / "old" / "ca.crt")
+    new.issue(folder)
+    assert until(lambda: greeted(tmp_path / "new", tmp_path / "new" / "ca.crt"), 12)
+    assert not greeted(tmp_path / "old", tmp_path / "new" / "ca.crt")
+
+
+STRANGER = Hello(
+    cluster_uid="cluster-1",
+    pod_uid="x",
+    incarnation="y",
+    rank=0,
+    agent_name="z",
+    layout_hash="",
+    to_pod_uid="prefill-pod",
+    to_incarnation="prefill-1",
+    to_rank=0,
+)
+
+
 def test_a_client_without_certificate_or_without_tls_gets_nothing(world, tmp_path):
     ca = Authority()
     folder = ca.issue(tmp_path / "p")
@@ -139,23 +212,6 @@ def test_a_client_without_certificate_or_without_tls_gets_nothing(world, tmp_pat
                 pass
     assert prefill.endpoint.failed is None
     assert prefill.endpoint.counters.get("connections_refused", 0) == 0  # never got as far as a hello
-
-
-async def test_renewed_files_are_used_for_new_connections(tmp_path):
-    ca, newer = Authority(), Authority()
-    folder = ca.issue(tmp_path / "p")
-    seen = stamp(folder)
-    context = server_context(folder)
-    assert context is not None
-    before = {c["serialNumber"] for c in context.get_ca_certs()}
-    task = asyncio.create_task(renew(context, folder, seen, every=0.01))
-    newer.issue(tmp_path / "p")
-    for _ in range(200):
-        await asyncio.sleep(0.01)
-        if {c["serialNumber"] for c in context.get_ca_certs()} != before:
-            break
-    task.cancel()
-    assert len(context.get_ca_certs()) == 2
 
 
 def talk(rank, data: bytes) -> bytes:

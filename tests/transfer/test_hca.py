@@ -33,9 +33,7 @@ def test_no_adapters_on_a_machine_without_any(tmp_path: Path) -> None:
 
 
 def test_port_counters_are_four_byte_words_and_efa_counts_bytes(tmp_path: Path) -> None:
-    _adapter(
-        tmp_path, 0, "mlx5_0", node=True, counters={"counters/port_xmit_data": 1000, "counters/port_rcv_data": 24}
-    )
+    _adapter(tmp_path, 0, "mlx5_0", node=True, counters={"counters/port_xmit_data": 1000, "counters/port_rcv_data": 24})
     _adapter(tmp_path, 1, "rdmap0s6", node=True, counters={"hw_counters/tx_bytes": 7, "hw_counters/rx_bytes": 11})
     assert counted_bytes(usable_hcas(tmp_path), tmp_path) == 4 * 1024 + 18
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class TransferError(Exception):
     """Base of all. `reason` is the machine-readable word used in logs, verdicts and HTTP bodies."""
@@ -23,6 +25,16 @@ class TransferError(Exception):
         self.peer = peer
         self.rank = rank
         self.bytes_done = bytes_done
+
+    def about(self, *, room: int | None = None, peer: str = "", bytes_done: int = 0) -> Self:
+        """A copy that names one transfer: an error that ends several must not be shared by them."""
+        made = type(self).__new__(type(self), *self.args)
+        made.__dict__.update(self.__dict__)
+        made.room = self.room if room is None else room
+        made.peer = peer or self.peer
+        made.bytes_done = bytes_done or self.bytes_done
+        made.__cause__ = self.__cause__
+        return made
 
     def __str__(self) -> str:
         where = [
@@ -75,6 +87,12 @@ class Aborted(TransferError):
     """One side gave up on purpose."""
 
     reason = "Aborted"
+
+
+class RoomTaken(TransferError):
+    """Another decode engine gets this room's KV."""
+
+    reason = "RoomTaken"
 
 
 class ChecksumMismatch(TransferError):

@@ -34,11 +34,11 @@ class Region(ContractModel):
 
     layer: int = Field(ge=0)
     kind: RegionKind
-    item_bytes: int = Field(gt=0)
-    items: int = Field(gt=0)
+    item_bytes: int = Field(gt=0, lt=1 << 48)
+    items: int = Field(gt=0, lt=1 << 48)
     memory: MemoryKind | None = None
-    device: int = Field(default=0, ge=0)
-    address: int = Field(default=0, ge=0)
+    device: int = Field(default=0, ge=0, lt=1 << 32)
+    address: int = Field(default=0, ge=0, lt=1 << 64)
     draft: bool = False
 
     @property

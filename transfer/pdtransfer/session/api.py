@@ -127,6 +127,14 @@ class Endpoint(Protocol):
     @property
     def inflight(self) -> int: ...
     @property
+    def draining(self) -> bool:
+        """True once it takes no new transfers. Final."""
+
+    @property
+    def failed(self) -> Exception | None:
+        """Why the endpoint's thread ended, if it did so by itself; every transfer fails from then on."""
+
+    @property
     def counters(self) -> Mapping[str, float]: ...
     def drain(self) -> None: ...
     def close(self) -> None: ...

@@ -33,7 +33,7 @@ class Channel:
         if self._writer.is_closing():
             return False
         if self._writer.transport.get_write_buffer_size() > MAX_UNSENT:
-            self._writer.transport.abort()
+            self._abort()
             return False
         self._writer.write(encode(frame))
         return True
@@ -58,9 +58,22 @@ class Channel:
             await asyncio.sleep(limit / 3)
             quiet = time.monotonic() - self.heard
             if quiet > limit:
-                self._writer.transport.abort()
+                self._abort()
             elif quiet > limit / 4:
                 self.send(Ping())
+
+    def _abort(self) -> None:
+        # Given up here: that it ended says nothing about the other side.
+        self.closed_here = True
+        self._writer.transport.abort()
+
+    @property
+    def certificate_names(self) -> frozenset[str] | None:
+        """DNS names in the other side's verified certificate; None without TLS."""
+        if self._writer.get_extra_info("ssl_object") is None:
+            return None
+        shown = self._writer.get_extra_info("peercert") or {}
+        return frozenset(name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
 
     def answer_ping(self, frame: Frame) -> bool:
         """True when the frame was only a keep-alive."""
@@ -86,9 +99,15 @@ class Channel:
 
 def server_context(tls_dir: str | None) -> ssl.SSLContext | None:
     """Server side of mutual TLS: the dialling side must show a certificate of our CA."""
-    if tls_dir is None:
-        return None
-    return _context(ssl.PROTOCOL_TLS_SERVER, Path(tls_dir))
+    return None if tls_dir is None else _server(Path(tls_dir))
+
+
+def _server(folder: Path) -> ssl.SSLContext:
+    context = _context(ssl.PROTOCOL_TLS_SERVER, folder)
+    # A resumed session would carry over a client that the present CA may no longer vouch for.
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    return context
 
 
 def client_context(tls_dir: str | None) -> ssl.SSLContext | None:
@@ -110,17 +129,22 @@ def _context(protocol: int, folder: Path) -> ssl.SSLContext:
 
 
 async def renew(context: ssl.SSLContext, tls_dir: str, seen: tuple[int, ...], every: float = 5.0) -> None:
-    """Load renewed files into a listening context; a half-written set is tried again. `seen` is
-    the stamp of the files that the context was made from."""
+    """Have a listening context use renewed files, and these alone (a CA that is gone is trusted no
+    more); a half-written set is tried again. `seen` is the stamp of the files it was made from."""
     folder = Path(tls_dir)
+    newest = context
+
+    def choose(tls: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+        tls.context = newest
+
+    context.sni_callback = choose
     while True:
         await asyncio.sleep(every)
         now = stamp(tls_dir)
         if now == seen:
             continue
         try:
-            context.load_verify_locations(folder / "ca.crt")
-            context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+            newest = _server(folder)
         except (OSError, ssl.SSLError) as error:
             logger.warning("renewed TLS files in %s are not usable yet: %s", tls_dir, error)
         else:

@@ -10,13 +10,15 @@ import asyncio
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pdtransfer.agent.port import AgentFailure, AgentPort
 from pdtransfer.errors import DeadlineExceeded, TransferError
 from pdtransfer.mover.executor import Mover
-from pdtransfer.session.api import EndpointConfig
+from pdtransfer.session.api import EndpointConfig, TransferState
+from pdtransfer.session.transfers import StateCell
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +57,10 @@ class Core:
         self._bad_turns = 0
         self._turned = time.monotonic()
         self.ticks: list[Callable[[float], None]] = []
-        self.on_crash: list[Callable[[Exception], None]] = []
         self.on_stop: list[Callable[[], None]] = []
+        self._cells: weakref.WeakSet[StateCell] = weakref.WeakSet()
+        self._cells_lock = threading.Lock()
+        self._ended: Exception | None = None
         self._listeners: list[Callable[[], None]] = []
 
     def start(self, setup: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -85,12 +89,41 @@ class Core:
             except RuntimeError:
                 logger.debug("%s: the loop closed before a call", self.name)
 
+    def track(self, cell: StateCell) -> None:
+        """This transfer fails when the thread ends, whether it was taken up by then or not."""
+        with self._cells_lock:
+            self._cells.add(cell)
+            ended = self._ended
+        if ended is not None:
+            cell.move(TransferState.FAILED, ended)
+
+    def _end_transfers(self) -> None:
+        error = self.failed or TransferError("the endpoint was closed", peer=self.name)
+        with self._cells_lock:
+            self._ended = error
+            cells = list(self._cells)
+        for cell in cells:
+            cell.move(TransferState.FAILED, error)
+
     def spawn(self, work: Coroutine[Any, Any, Any], name: str = "") -> asyncio.Task[Any]:
         """Start a task whose unexpected end crashes the endpoint (loudly), never vanishes."""
         task = self._loop.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
         return task
+
+    def spawn_contained(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Start a task that serves one peer: what breaks it is logged and counted, and costs that
+        peer's question only."""
+
+        async def contained() -> None:
+            try:
+                await work
+            except Exception:
+                self.count("task_errors")
+                logger.exception("%s: %s failed", self.name, name)
+
+        return self.spawn(contained(), name)
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -144,9 +177,8 @@ class Core:
         except BaseException as error:
             self.crash(error)
         finally:
+            self._end_transfers()
             if self.failed is not None:
-                for handler in self.on_crash:
-                    handler(self.failed)
                 self.changed()
             self._loop.close()
             self._ready.set()
@@ -172,6 +204,7 @@ class Core:
         except Exception as error:
             self.crash(error)
         finally:
+            self._end_transfers()  # first: nobody has to wait for what follows
             for stop in self.on_stop:
                 stop()
             # All of the loop's, not only `_tasks`: the listener makes tasks of its own.
@@ -179,9 +212,6 @@ class Core:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self.failed is None:
-                for handler in self.on_crash:
-                    handler(TransferError("the endpoint was closed", peer=self.name))
             self.agent.close()
 
     def _progress(self) -> None:

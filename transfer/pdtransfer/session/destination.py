@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from pdtransfer.peers import Peer, PeerKey, key_of, required_askers
 from pdtransfer.plan import check_pages, plan
 from pdtransfer.session.api import TransferState
 from pdtransfer.session.core import Core
-from pdtransfer.session.frames import Abort, AbortAck, Done, Failed, Request, Started
+from pdtransfer.session.frames import MAX_PAGES, Abort, AbortAck, Done, Failed, Request, Started
 from pdtransfer.session.receives import BY_REASON, Leg, Receive
 from pdtransfer.session.transfers import ReceiveTransfer
 from pdtransfer.session.wiring import Wiring
@@ -37,8 +38,8 @@ class DestinationSide:
         self.ledger = PageLedger()
         self._live: dict[tuple[int, int], Receive] = {}
         self._settling: dict[tuple[int, int], Receive] = {}
+        self._serials = itertools.count(1)
         core.ticks.append(self._tick)
-        core.on_crash.append(self._crashed)
 
     @property
     def inflight(self) -> int:
@@ -65,11 +66,14 @@ class DestinationSide:
         """Check, take the pages and start asking."""
         mine = self._wiring.card
         size = mine.layout.page_tokens
+        if len(pages) > MAX_PAGES:
+            raise LayoutMismatch(f"{len(pages)} pages in one request, {MAX_PAGES} may be", room=room)
         pages = tuple(int(p) for p in pages)
         check_pages(mine.layout, pages, "decode")
         if first_page < 0 or first_page + len(pages) != -(-tokens // size):
             raise LayoutMismatch(f"{len(pages)} pages from page {first_page} do not hold {tokens} tokens", room=room)
         key = (room, attempt)
+        serial = next(self._serials)
         legs: dict[PeerKey, Leg] = {}
         for card in sources:
             request = Request(
@@ -77,6 +81,7 @@ class DestinationSide:
                 attempt=attempt,
                 source=card.incarnation,
                 destination=mine.incarnation,
+                serial=serial,
                 pages=pages,
                 first_page=first_page,
                 tokens=tokens,
@@ -93,6 +98,7 @@ class DestinationSide:
             abort=lambda reason: self._core.call(self._abort, key, reason),
             releasable=lambda: self._releasable(key),
         )
+        self._core.track(transfer.cell)
         now = time.monotonic()
         receive = Receive(
             transfer,
@@ -250,8 +256,7 @@ class DestinationSide:
         if self._live.pop(receive.key, None) is None:
             return
         self._progress(receive, False)
-        error.room = receive.key[0]
-        error.bytes_done = error.bytes_done or receive.bytes_done
+        error = error.about(room=receive.key[0], bytes_done=error.bytes_done or receive.bytes_done)
         with self._lock:
             self.ledger.quarantine(receive.key)
         self._settling[receive.key] = receive
@@ -286,7 +291,3 @@ class DestinationSide:
                 receive.connect_by = now + self._core.timeouts.connect
             elif now > receive.connect_by or any(leg.peer and leg.peer.refused_since for leg in lost):
                 self._fail(receive, PeerUnreachable("the control connection is gone", peer=names))
-
-    def _crashed(self, error: Exception) -> None:
-        for receive in (*self._live.values(), *self._settling.values()):
-            receive.transfer.cell.move(TransferState.FAILED, error)

@@ -29,7 +29,6 @@ from pdtransfer.session.frames import (
     Done,
     Failed,
     Frame,
-    ProbeFrame,
     Request,
     Started,
 )
@@ -103,7 +102,7 @@ class RankEndpoint:
             if rows:
                 agent.register(_merged(rows), kind)
         agent.register(self._wiring.prober.scratch.descriptors, MemoryKind.DRAM)
-        port = await self._wiring.listen()
+        port = await self._wiring.connections.listen()
         host = self._config.advertise_host
         self._card = self._card.model_copy(
             update={
@@ -126,6 +125,11 @@ class RankEndpoint:
     def failed(self) -> Exception | None:
         """Why the endpoint's thread ended, if it did so by itself."""
         return self._core.failed
+
+    @property
+    def draining(self) -> bool:
+        """True once it takes no new transfers. Final."""
+        return self._draining
 
     def apply_peers(self, peers: Sequence[RankCard]) -> None:
         """The whole set of wired peers; returns at once."""
@@ -190,6 +194,7 @@ class RankEndpoint:
         """Begin sending a room; chunks follow."""
         self._alive(room)
         sender = SendTransfer(room, tokens, lambda what, *args: self._core.call(self._source.command, what, *args))
+        self._core.track(sender.cell)
         self._core.call(self._source.command, "open", sender)
         return sender
 
@@ -217,7 +222,7 @@ class RankEndpoint:
     def drain(self) -> None:
         """Finish what is in flight, refuse what is new."""
         self._draining = True
-        self._core.call(setattr, self._source, "draining", True)
+        self._core.call(setattr, self._source.askers, "draining", True)
 
     def close(self) -> None:
         """End everything; transfers that are not terminal fail."""
@@ -258,6 +263,10 @@ class RankEndpoint:
         """Ours to that agent can not."""
         return self._source.drained(agent_name)
 
+    def on_forgotten(self, peer: Peer) -> None:
+        """It was let go for good."""
+        self._source.forget(peer)
+
     def owes(self, peer: Peer) -> bool:
         """A fence is wanted from it."""
         return self._destination.owes(peer)
@@ -265,12 +274,10 @@ class RankEndpoint:
     def on_frame(self, peer: Peer, frame: Frame) -> None:
         """Hand a frame to whom it concerns; frames of the wrong direction are counted only."""
         decode = self._card.role is Role.DECODE
-        if isinstance(frame, ProbeFrame):
-            self._wiring.prober.on_frame(peer, frame)
-        elif isinstance(frame, Request) and not decode:
-            self._source.on_request(peer, frame)
+        if isinstance(frame, Request) and not decode:
+            self._source.askers.on_request(peer, frame)
         elif isinstance(frame, Abort) and not decode:
-            self._source.on_abort(peer, frame)
+            self._source.askers.on_abort(peer, frame)
         elif isinstance(frame, Started) and decode:
             self._destination.on_started(peer, frame)
         elif isinstance(frame, Done) and decode:

@@ -16,6 +16,10 @@ from pdtransfer.session.api import Identity
 MAX_FRAME = 4 << 20
 MAX_HELLO = 64 << 10
 """Bytes; before the peer is known, less is read from it."""
+MAX_PAGES = 1 << 18
+"""Pages of one request: with at most 13 digits each, its frame stays below MAX_FRAME."""
+MAX_METADATA = 1 << 20
+"""Bytes of a prefill's metadata."""
 HEADER = struct.Struct(">I")
 
 
@@ -86,10 +90,13 @@ class _Identified(_Frame):
 
 class Request(_Identified):
     """Decode asks one prefill rank for prompt pages `first_page ..`, into its own `pages`.
-    `required` is how many decode ranks ask this prefill rank for the room."""
+    `required` is how many decode ranks ask this prefill rank for the room. `serial` differs between
+    two requests of one decode incarnation: one that is repeated after a reconnect is told from
+    another one under the same identity."""
 
     t: Literal["request"] = "request"
-    pages: tuple[Annotated[int, Field(ge=0, lt=1 << 40)], ...]
+    serial: int = 0
+    pages: tuple[Annotated[int, Field(ge=0, lt=1 << 40)], ...] = Field(max_length=MAX_PAGES)
     first_page: int = Field(ge=0)
     tokens: int = Field(ge=0)
     required: int = Field(gt=0)

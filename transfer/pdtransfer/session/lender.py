@@ -59,18 +59,18 @@ class Lender:
         self._card = card
         self._lent: dict[tuple[Peer, int], Lent] = {}
         self._lost: dict[Peer, int] = {}
-        """Slots a peer may still write to: lent to that same peer again, to no other."""
+        """A slot that a peer may still write to: lent to that same peer again, to no other."""
         core.ticks.append(self._tick)
 
     def on_frame(self, peer: Peer, frame: ProbeFrame) -> None:
         """A question of the peer."""
         key = (peer, frame.seq)
         if isinstance(frame, ProbeOpen):
-            self._core.spawn(self._lend(peer, frame), "probe-lend")
+            self._core.spawn_contained(self._lend(peer, frame), f"lend-{peer.label}")
         elif isinstance(frame, ProbeClose):
             self._take_back(key, frame.settled)
         elif isinstance(frame, ProbeHash | ProbeCheck) and key in self._lent:
-            self._core.spawn(self._answer(peer, frame, self._lent[key]), "probe-answer")
+            self._core.spawn_contained(self._answer(peer, frame, self._lent[key]), f"answer-{peer.label}")
 
     def on_disconnected(self, peer: Peer) -> None:
         """Lent scratch may still be written: it goes to no other peer."""
@@ -80,12 +80,17 @@ class Lender:
     async def _lend(self, peer: Peer, frame: ProbeOpen) -> None:
         key = (peer, frame.seq)
         self._take_back(key, True)
+        for older in [k for k in self._lent if k[0] is peer]:
+            self._take_back(older, False)  # one slot a peer
         address = self._lost.pop(peer, None) or self.scratch.take()
         grant = ProbeGrant(seq=frame.seq)
         if address is not None:
             self._lent[key] = Lent(frame.samples, address, time.monotonic() + 2 * self._core.timeouts.probe)
             self._core.hot(1)
-            grant = ProbeGrant(seq=frame.seq, address=address, nbytes=BLOCK, digests=await self._hash(frame.samples))
+            digests = await self._hash(frame.samples)
+            if key not in self._lent:
+                return  # taken back meanwhile
+            grant = ProbeGrant(seq=frame.seq, address=address, nbytes=BLOCK, digests=digests)
         if peer.channel is not None:
             peer.channel.send(grant)
 
@@ -122,9 +127,10 @@ class Lender:
             return ""
         agent = self._core.agent
         one = np.zeros(1, dtype=np.int32)
-        local = agent.prepare(None, np.array([[slot, size, 0]], dtype=np.uint64), MemoryKind.DRAM)
-        remote = agent.prepare(card.agent_name, np.array([[address, size, device]], dtype=np.uint64), MemoryKind.VRAM)
+        source = np.array([[address, size, device]], dtype=np.uint64)
         try:
+            local = agent.prepare(None, np.array([[slot, size, 0]], dtype=np.uint64), MemoryKind.DRAM)
+            remote = agent.prepare(card.agent_name, source, MemoryKind.VRAM)
             handle = agent.post("READ", local, one, remote, one)
             until = time.monotonic() + self._core.timeouts.probe
             while agent.poll(handle).value != "Done":
@@ -132,7 +138,9 @@ class Lender:
                     return ""  # the slot stays taken: the copy may still land in it
                 await asyncio.sleep(0)
             agent.release(handle)
-        except AgentFailure:
+        except AgentFailure as error:
+            if not error.posted:
+                self.scratch.give(slot)
             return ""
         found = digest(self.scratch.read(slot, size))
         self.scratch.give(slot)
@@ -142,13 +150,15 @@ class Lender:
         lent = self._lent.pop(key, None)
         if lent is not None:
             self._core.hot(-1)
-            if settled:
+            if settled or key[0] in self._lost:
                 self.scratch.give(lent.address)
             else:
                 self._lost[key[0]] = lent.address
 
     def forget(self, peer: Peer) -> None:
-        """The peer is gone for good."""
+        """The peer is gone for good: what it was lent returns, to rest at the end of the line."""
+        for key in [k for k in self._lent if k[0] is peer]:
+            self._take_back(key, False)
         address = self._lost.pop(peer, None)
         if address is not None:
             self.scratch.give(address)

@@ -20,6 +20,7 @@ BY_REASON = {
         errors.StaleRegistration,
         errors.DeadlineExceeded,
         errors.Aborted,
+        errors.RoomTaken,
         errors.ChecksumMismatch,
         errors.Draining,
         errors.AgentError,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from pdtransfer.agent.port import Descriptors
@@ -17,7 +19,7 @@ class Scratch:
     def __init__(self, slots: int = SLOTS) -> None:
         self.memory = np.zeros(slots * BLOCK, dtype=np.uint8)
         self.address = int(self.memory.ctypes.data)
-        self._free = list(range(slots))
+        self._free = deque(range(slots))
 
     @property
     def descriptors(self) -> Descriptors:
@@ -26,10 +28,10 @@ class Scratch:
 
     def take(self) -> int | None:
         """Address of a free slot, or None."""
-        return self.address + self._free.pop() * BLOCK if self._free else None
+        return self.address + self._free.popleft() * BLOCK if self._free else None
 
     def give(self, address: int) -> None:
-        """Return a slot."""
+        """Return a slot; it rests as long as possible before it is used again."""
         self._free.append((address - self.address) // BLOCK)
 
     def read(self, address: int, size: int) -> bytes:

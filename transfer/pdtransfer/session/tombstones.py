@@ -16,9 +16,9 @@ from pdtransfer.session.frames import AbortAck, Done, Failed, Request
 
 @dataclass(frozen=True)
 class Tombstone:
-    """How an identity ended, and what its request was."""
+    """How an identity ended, and the hash of its request (0: none came; a page list may be long)."""
 
-    request: Request | None
+    request: int
     answer: Done | Failed | AbortAck
     until: float
 
@@ -37,7 +37,7 @@ class Tombstones:
     def add(self, peer: PeerKey, request: Request | None, identity: Identity, answer: Done | Failed | AbortAck) -> None:
         """Keep (or renew) one."""
         self._held.pop((peer, identity), None)  # so that the oldest is always first
-        self._held[(peer, identity)] = Tombstone(request, answer, time.monotonic() + self._keep)
+        self._held[(peer, identity)] = Tombstone(hash(request) if request else 0, answer, time.monotonic() + self._keep)
 
     def expire(self, now: float) -> None:
         """Drop the old ones."""

@@ -128,7 +128,7 @@ class RankLink:
 
     def _check_endpoint(self) -> None:
         """A rank whose endpoint has died must not keep its card and its old verdicts standing."""
-        failed: object = getattr(self._endpoint, "failed", None)  # RankEndpoint has it, the protocol does not
+        failed = self._endpoint.failed
         if failed is not None:
             raise _Ended(f"the rank's endpoint has failed, its card is withdrawn: {failed!r}")
 

@@ -1,4 +1,4 @@
-"""The rank's endpoint as this engine uses it: shows a drain, and can find peers without a roster."""
+"""The rank's endpoint as this engine uses it: with a roster, or meeting its peers without one."""
 
 from __future__ import annotations
 
@@ -18,20 +18,15 @@ MAX_PODS = 64
 """Peer pods that an unrostered endpoint remembers; the one heard of longest ago is dropped first."""
 
 
-class DrainableEndpoint(RankEndpoint):
-    """An endpoint that shows whether it was told to drain (by the sidecar, past the leader)."""
-
-    @property
-    def draining(self) -> bool:
-        """True once it takes no new transfers. Final."""
-        return self._draining
+class RosteredEndpoint(RankEndpoint):
+    """Takes its peers from the roster."""
 
     def introduce(self, cards: Sequence[RankCard]) -> None:
         """Cards from a bootstrap exchange. A rostered endpoint takes its peers from the roster alone."""
         log.warning("%d cards of a bootstrap exchange are ignored: the roster decides", len(cards))
 
 
-class IntroducedEndpoint(DrainableEndpoint):
+class IntroducedEndpoint(RosteredEndpoint):
     """Takes peers as requests introduce them (emulation of SGLang's own backends); rosters are ignored."""
 
     _pods: dict[str, tuple[RankCard, ...]] | None = None

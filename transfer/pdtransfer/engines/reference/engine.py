@@ -147,6 +147,10 @@ class Engine:
             self._ranks.send(self._scheduler.commands.popleft())
         while self._scheduler.outputs:
             self._deliver(self._scheduler.outputs.popleft())
+        age = self._scheduler.step_age(time.monotonic())
+        if age > self._options.step_timeout:
+            # No request that runs has a deadline of its own: without this one it would wait for ever.
+            self._on_crash(f"a rank is stuck: a step takes over {self._options.step_timeout:g} s")
         if self.draining and not self._ranks_drain and not self._scheduler.queued:
             self._ranks_drain = True
             self._ranks.send(Drain())

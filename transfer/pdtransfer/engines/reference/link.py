@@ -13,7 +13,7 @@ from pdtransfer.contract.fingerprint import ModelIdentity
 from pdtransfer.contract.identity import pod_server_name
 from pdtransfer.contract.layout import RankLayout
 from pdtransfer.engines.reference.checkpoint import content_digest
-from pdtransfer.engines.reference.endpoints import DrainableEndpoint, IntroducedEndpoint
+from pdtransfer.engines.reference.endpoints import IntroducedEndpoint, RosteredEndpoint
 from pdtransfer.engines.reference.facts import engine_version
 from pdtransfer.engines.reference.kv_pool import PagedKVPool
 from pdtransfer.engines.reference.model_config import LlamaConfig
@@ -39,7 +39,7 @@ class PeerSource(Protocol):
 class Link:
     """An endpoint and where its peers come from."""
 
-    def __init__(self, endpoint: DrainableEndpoint, source: PeerSource | None) -> None:
+    def __init__(self, endpoint: RosteredEndpoint, source: PeerSource | None) -> None:
         self.endpoint = endpoint
         self._source = source
 
@@ -58,7 +58,7 @@ def connect(
     on_change: Callable[[], None],
 ) -> Link:
     """The link of rank `number`, started: pool registered, card shown, peers followed."""
-    endpoint = (IntroducedEndpoint if options.introduces else DrainableEndpoint)(
+    endpoint = (IntroducedEndpoint if options.introduces else RosteredEndpoint)(
         card_template(options, config, pool.layout(number, options.tp_size), dtype),
         [
             PoolRegion(

@@ -54,17 +54,19 @@ class _Crash:
         if not self._once.acquire(blocking=False):
             return
         log.critical("the engine ends: %s", text)
+        threading.Thread(target=self._end, name="crash", daemon=True).start()
         if self.engine is not None:
             self.engine.fail(text)
-        threading.Thread(target=self._end, name="crash", daemon=True).start()
 
     def _end(self) -> None:
         # A moment for the HTTP side to write its errors; then out, whatever hangs.
-        threading.Event().wait(CRASH_GRACE_S if self.engine is not None else 0.0)
-        if self.ranks is not None:
-            self.ranks.stop()
-        logging.shutdown()
-        os._exit(1)
+        try:
+            threading.Event().wait(CRASH_GRACE_S if self.engine is not None else 0.0)
+            if self.ranks is not None:
+                self.ranks.stop()
+            logging.shutdown()
+        finally:
+            os._exit(1)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -53,6 +53,7 @@ class Options:
     queue_timeout: float = 60.0
     drain_timeout: float = 20.0
     load_timeout: float = 600.0
+    step_timeout: float = 300.0
 
     @property
     def introduces(self) -> bool:
@@ -127,6 +128,7 @@ def _options(args: argparse.Namespace) -> Options:
         queue_timeout=args.queue_timeout,
         drain_timeout=args.drain_timeout,
         load_timeout=args.load_timeout,
+        step_timeout=args.step_timeout,
     )
 
 
@@ -175,4 +177,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-transfer-timeout", type=float, default=60.0, help="seconds from a request's first byte to its last")
     add("--drain-timeout", type=float, default=20.0, help="seconds that SIGTERM leaves to running requests")
     add("--load-timeout", type=float, default=600.0, help="seconds the ranks may take to load")
+    add("--step-timeout", type=float, default=300.0, help="seconds after which a step means that a rank is stuck")
     return parser

@@ -45,6 +45,8 @@ class Scheduler:
         self._waiting: deque[str] = deque()
         self._step: Step | None = None
         self._steps = 0
+        self._step_since = 0.0
+        self._attempts = 0
         self.commands: deque[LeaderMessage] = deque()
         self.outputs: deque[Output] = deque()
 
@@ -104,6 +106,7 @@ class Scheduler:
             items = self._items()
             if items:
                 self._steps += 1
+                self._step_since = now
                 self._step = Step(self._steps, tuple(items))
                 self.commands.append(self._step)
 
@@ -111,6 +114,10 @@ class Scheduler:
         """When `plan` has to be called at the latest."""
         bounded = (Phase.WAITING, Phase.RECEIVING, Phase.SENDING)
         return min((r.deadline for r in self._requests.values() if r.phase in bounded), default=None)
+
+    def step_age(self, now: float) -> float:
+        """Seconds that the step under way has taken, 0 when there is none."""
+        return now - self._step_since if self._step is not None else 0.0
 
     def step_done(self, number: int, sampled: tuple[Sampled, ...], now: float) -> None:
         """Take the results of the step under way."""
@@ -179,7 +186,10 @@ class Scheduler:
             else:
                 request.phase = Phase.RECEIVING
                 pages = request.pages[: pages_for(tokens, self._page)]
-                self.commands.append(Receive(asked.rid, asked.room, 0, asked.bootstrap, pages, tokens))
+                # Never the same twice: a client may use its room again, and the prefill must not take
+                # that for the request it has served.
+                self._attempts += 1
+                self.commands.append(Receive(asked.rid, asked.room, self._attempts, asked.bootstrap, pages, tokens))
 
     def _items(self) -> list[StepItem]:
         running = [r for r in self._requests.values() if r.phase is Phase.RUNNING]

@@ -1,0 +1,92 @@
+"""Rank processes over real NIXL, for tests: started, asked with JSON lines, wired, killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from kv_world import PAGES
+
+from pdtransfer.contract.card import RankCard
+from pdtransfer.contract.pairing import peers_of
+
+SCRIPT = Path(__file__).with_name("rank_process.py")
+
+
+class RankProcess:
+    """A rank process, asked with JSON lines; every answer has a deadline."""
+
+    card: RankCard
+
+    def __init__(
+        self,
+        role: str,
+        tp: int,
+        size: int,
+        incarnation: str,
+        memory: str,
+        tls: str,
+        ucx_tls: str,
+        *,
+        pages: int = PAGES,
+    ) -> None:
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "NIXL_LOG_LEVEL": "ERROR"}
+        if ucx_tls:
+            env["UCX_TLS"] = ucx_tls
+        env.pop("UCX_NET_DEVICES", None)
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), role, str(tp), str(size), incarnation, memory, tls, str(pages)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self._lines.put(line)
+
+    def tell(self, do: str, **values: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **values}) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self, timeout: float = 30) -> dict:
+        return json.loads(self._lines.get(timeout=timeout))
+
+    def ask(self, do: str, **values: object) -> dict:
+        self.tell(do, **values)
+        return self.answer()
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait(10)
+
+
+class Ranks:
+    def __init__(self) -> None:
+        self.all: list[RankProcess] = []
+
+    def start(self, p: int, d: int, *, memory=("DRAM", "DRAM"), tls: str = "", ucx_tls: str = "") -> tuple[list, list]:
+        prefill = [RankProcess("prefill", t, p, "p1", memory[0], tls, ucx_tls) for t in range(p)]
+        decode = [RankProcess("decode", t, d, "d1", memory[1], tls, ucx_tls) for t in range(d)]
+        self.all = prefill + decode
+        cards = [RankCard.model_validate_json(r.answer()["card"]) for r in self.all]
+        for rank, card in zip(self.all, cards, strict=True):
+            rank.tell("peers", cards=[c.model_dump_json() for c in peers_of(card, cards)])
+        for rank in self.all:
+            wired = rank.answer()
+            assert wired["wired"], wired
+        return prefill, decode

@@ -1,0 +1,87 @@
+"""Real NIXL over TCP, a process killed in the middle of a large transfer, in both directions: the survivor
+ends by name within its deadline, stays alive, and serves the next incarnation byte-exact."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from nixl_ranks import RankProcess, Ranks
+
+from pdtransfer.contract.card import RankCard
+
+pytestmark = pytest.mark.nixl
+BIG = 200_000
+"""Pages of 2 layers * (K 256 + V 512 bytes): 307 MB, half a second and more over TCP."""
+DEADLINE = 2 + 0.5 + 1
+"""Seconds: transfer, settle, slack."""
+
+
+@pytest.fixture
+def ranks():
+    made = Ranks()
+    yield made
+    for rank in made.all:
+        rank.end()
+
+
+def wire(prefill: RankProcess, decode: RankProcess) -> None:
+    for rank, other in ((prefill, decode), (decode, prefill)):
+        rank.tell("peers", cards=[other.card.model_dump_json()])
+    for rank in (prefill, decode):
+        wired = rank.answer()
+        assert wired["wired"], wired
+
+
+def begin(prefill: RankProcess, decode: RankProcess, room: int) -> None:
+    """A transfer of the whole pool that is surely under way."""
+    decode.ask("receive", room=room, first=0, count=BIG)
+    prefill.ask("send", room=room, first=0, count=BIG)
+    until = time.monotonic() + 5
+    while decode.ask("wait", room=room, timeout=0)["state"] == "Waiting":
+        assert time.monotonic() < until
+    assert decode.ask("wait", room=room, timeout=0)["state"] == "Transferring", "the transfer was too quick to be cut"
+
+
+def serves(prefill: RankProcess, decode: RankProcess, room: int) -> None:
+    decode.ask("receive", room=room, pages=[7, 3])
+    prefill.ask("send", room=room, pages=[1, 2])
+    for rank in (prefill, decode):
+        done = rank.ask("wait", room=room)
+        assert done["state"] == "Success", done
+    assert decode.ask("check", room=room, pages=[7, 3])["holds"]
+
+
+def start(ranks: Ranks, role: str, incarnation: str) -> RankProcess:
+    rank = RankProcess(role, 0, 1, incarnation, "DRAM", "", "tcp", pages=BIG)
+    ranks.all.append(rank)
+    rank.card = RankCard.model_validate_json(rank.answer(60)["card"])
+    return rank
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+def test_a_process_killed_in_mid_transfer_costs_that_transfer_only(ranks, victim):
+    pair = {role: start(ranks, role, f"{role}-1") for role in ("prefill", "decode")}
+    wire(pair["prefill"], pair["decode"])
+    begin(pair["prefill"], pair["decode"], 1)
+    pair[victim].process.send_signal(signal.SIGKILL)
+    died = time.monotonic()
+    pair[victim].process.wait(5)
+    survivor = pair["decode" if victim == "prefill" else "prefill"]
+    failed = survivor.ask("wait", room=1, timeout=10)
+    assert failed["state"] == "Failed", failed
+    assert failed["kind"] in ("PeerUnreachable", "AgentFailure", "DeadlineExceeded"), failed
+    assert time.monotonic() - died < DEADLINE
+    assert f"room {1}" in failed["error"]
+
+    pair[victim] = start(ranks, victim, f"{victim}-2")
+    wire(pair["prefill"], pair["decode"])
+    serves(pair["prefill"], pair["decode"], 2)
+    until = time.monotonic() + 10
+    while survivor.ask("counters")["inflight"] or survivor.ask("counters")["quarantined_bytes"]:
+        assert time.monotonic() < until, survivor.ask("counters")
+        time.sleep(0.1)
+    if victim == "prefill":
+        assert survivor.ask("counters")["fenced_by_source_end"] == 1
+    assert survivor.ask("close") == {"closed": True}

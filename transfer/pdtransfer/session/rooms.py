@@ -1,0 +1,122 @@
+"""The prefill side's book of rooms: what the engine handed over, who asked, what is over. No decisions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pdtransfer.errors import TransferError
+from pdtransfer.mover.executor import Job
+from pdtransfer.peers import Peer, PeerKey
+from pdtransfer.session.frames import Request
+from pdtransfer.session.transfers import Chunk, SendTransfer
+
+
+@dataclass(eq=False)
+class Leg:
+    """One decode rank's request for one room. `deadline` (monotonic seconds) ends its wait for the
+    engine; `sent` are the prompt pages that were queued for it."""
+
+    peer: Peer
+    request: Request
+    deadline: float
+    job: Job | None = None
+    error: TransferError | None = None
+    done: bool = False
+    sent: set[int] = field(default_factory=set)
+
+    @property
+    def over(self) -> bool:
+        """Nothing of it is posted or will be, as far as is known."""
+        return self.done or (self.error is not None and (self.job is None or self.job.finished))
+
+
+@dataclass(eq=False)
+class Room:
+    """What the engine handed over for one room, and who takes it."""
+
+    sender: SendTransfer
+    deadline: float
+    chunks: list[Chunk] = field(default_factory=list)
+    metadata: bytes | None = None
+    legs: dict[PeerKey, Leg] = field(default_factory=dict)
+    error: TransferError | None = None
+    given_up: tuple[float, TransferError] | None = None
+    """A decode rank aborted: when the room fails, and with what, unless it asks again."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self) -> None:
+        """Wake every leg."""
+        self.news.set()
+        self.news = asyncio.Event()
+
+    @property
+    def required(self) -> int:
+        """Decode ranks that have to be served."""
+        return max((leg.request.required for leg in self.legs.values()), default=1)
+
+
+class Rooms:
+    """Open rooms, requests that came before their room, and rooms that died before anyone asked."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, Room] = {}
+        self.pending: dict[int, dict[PeerKey, Leg]] = {}
+        self.draining: set[Leg] = set()
+        """Legs that ended with handles in flight, or with one that errored."""
+        self._dead: dict[int, tuple[float, TransferError]] = {}
+
+    def __len__(self) -> int:
+        return len(self.open) + len(self.pending) + len(self.draining)
+
+    def leg(self, number: int, key: PeerKey) -> Leg | None:
+        """The leg of this peer that goes on."""
+        room = self.open.get(number)
+        if room is not None and key in room.legs and not room.legs[key].done:
+            return room.legs[key]
+        return self.pending.get(number, {}).get(key)
+
+    def taker(self, number: int) -> Peer | None:
+        """A rank of the decode engine that gets this room, if one does."""
+        room = self.open.get(number)
+        legs = (*(room.legs.values() if room is not None else ()), *self.pending.get(number, {}).values())
+        return next((leg.peer for leg in legs if leg.error is None), None)
+
+    def wait(self, leg: Leg) -> None:
+        """Keep a request until the engine opens its room."""
+        self.pending.setdefault(leg.request.room, {})[leg.peer.key] = leg
+
+    def unwait(self, leg: Leg) -> None:
+        """It waits no more."""
+        legs = self.pending.get(leg.request.room, {})
+        if legs.get(leg.peer.key) is leg:
+            del legs[leg.peer.key]
+            if not legs:
+                del self.pending[leg.request.room]
+
+    def waiting(self) -> Iterator[Leg]:
+        """All requests whose room is not open."""
+        return iter([leg for legs in self.pending.values() for leg in legs.values()])
+
+    def bury(self, number: int, error: TransferError, keep: float) -> None:
+        """The room failed before anyone asked: whoever asks within `keep` seconds is told."""
+        self._dead[number] = (time.monotonic() + keep, error)
+
+    def unbury(self, number: int) -> None:
+        """The engine sends it again."""
+        self._dead.pop(number, None)
+
+    def death(self, number: int) -> TransferError | None:
+        """Why the room died."""
+        found = self._dead.get(number)
+        return found[1] if found is not None else None
+
+    def forget(self, peer: Peer) -> None:
+        """The peer was let go: nothing more is heard of legs to it."""
+        self.draining = {leg for leg in self.draining if leg.peer is not peer}
+
+    def expire(self, now: float) -> None:
+        """Drop old deaths."""
+        self._dead = {n: d for n, d in self._dead.items() if d[0] >= now} if self._dead else self._dead
