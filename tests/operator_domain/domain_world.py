@@ -34,6 +34,7 @@ from pdoperator.domain.observed import (
     PodAnswer,
     PodSeen,
     RouterPodSeen,
+    StoredSpec,
     Worker,
 )
 from pdtransfer.contract.base import EngineType, MemoryKind, Role
@@ -181,6 +182,7 @@ class World:
         self.router_up = False
         self.router_manifest: dict[str, Any] | None = None
         self.applied: dict[str, str] = {}
+        self.stored: dict[str, StoredSpec] = {}
         self.certificate: float | None = None
         self.serial = 0
         self.refused: list[str] = []
@@ -341,6 +343,7 @@ class World:
             routers=routers,
             router_deployment=self.router_manifest,
             children=dict(self.applied),
+            stored=tuple(self.stored.values()),
             term=self.term if term is None else term,
             certificate_not_after=self.certificate,
             api_error=self.api_error,
@@ -387,6 +390,13 @@ class World:
                     self.workers[w.url] = Worker(
                         w.url, w.url, w.worker_type, w.bootstrap_port, w.pairing_protocol, True
                     )
+            elif isinstance(a, Apply) and a.manifest["kind"] == "ControllerRevision":
+                m = a.manifest
+                self.stored[m["metadata"]["name"]] = StoredSpec(
+                    m["metadata"]["name"], m["revision"], copy.deepcopy(m["data"]["spec"])
+                )
+            elif isinstance(a, Delete) and a.kind == "ControllerRevision":
+                del self.stored[a.name]
             elif isinstance(a, Apply):
                 m = a.manifest
                 self.applied[f"{m['kind']}/{m['metadata']['name']}"] = m["metadata"]["annotations"][

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from domain_world import FakePod, World, quickstart
 
 from pdoperator.domain.actions import (
@@ -187,6 +188,44 @@ def test_an_unfit_edit_leaves_what_runs_alone() -> None:
     w.run()
     assert set(w.pods) == pods, "a revert returns to the pods that still run"
     assert w.condition("Ready")["status"] == "True"
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        quickstart(prefill__tensorParallelSize=2, decode__extraArgs=["--page_size=32"]),
+        quickstart(kvCache={"pageSise": 16}),
+    ],
+    ids=["unfit", "unreadable"],
+)
+def test_what_runs_is_healed_from_its_own_spec_while_a_newer_one_does_not_fit(edit: dict[str, object]) -> None:
+    w = ready_world()
+    revision = w.side(Role.DECODE)[0].revision
+    w.edit(edit)
+    w.run()
+    w.restart_operator()
+    victim = w.side(Role.DECODE)[0]
+    del w.pods[victim.uid]
+    w.run(40)
+    assert [p.revision for p in w.side(Role.DECODE)] == [revision] * 2
+    assert len(w.routed()) == 3
+    assert w.condition("DecodeReady")["status"] == "True"
+    assert (w.condition("Compatible")["status"], w.condition("Ready")["status"]) == ("False", "False")
+    assert w.condition("Progressing")["reason"] == "Blocked"
+    assert w.status["observedGeneration"] == 2
+    w.pods.clear()  # nothing of it runs any more: nothing is launched from a spec that was withdrawn
+    w.run(10)
+    assert w.pods == {}
+
+
+def test_the_last_five_specs_that_fitted_are_kept_and_one_that_comes_back_is_the_newest() -> None:
+    w = ready_world()
+    for replicas in (1, 3, 4, 5, 6, 2):  # 2 is the quickstart's own
+        w.edit(quickstart(decode__replicas=replicas))
+        w.run()
+    kept = sorted(w.stored.values(), key=lambda s: -s.number)
+    assert [s.raw["decode"]["replicas"] for s in kept] == [2, 6, 5, 4, 3]
+    assert [s.number for s in kept] == [7, 6, 5, 4, 3]
 
 
 def test_scaling_down_unroutes_first_and_deletes_then() -> None:

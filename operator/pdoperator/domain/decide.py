@@ -9,35 +9,30 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pdoperator.api import names
 from pdoperator.api.conditions import ConditionStatus, Reason
 from pdoperator.api.spec import PDClusterSpec, RouterType
+from pdoperator.domain import history
 from pdoperator.domain.actions import (
     Action,
-    Apply,
     Decision,
-    Delete,
     DeletePod,
-    IssueCertificate,
     Memory,
-    WriteRouterKey,
 )
 from pdoperator.domain.cardfit import CardFit
-from pdoperator.domain.children import applied_hash, wanted_children
 from pdoperator.domain.condition import Aspect, roll_up
 from pdoperator.domain.events import events
 from pdoperator.domain.gates import decide_gates
-from pdoperator.domain.judge import all_aspects
+from pdoperator.domain.judge import all_aspects, compatible, progressing
 from pdoperator.domain.lifecycle import Plan, delete_leaving, plan_pods
 from pdoperator.domain.links import blame, links_of
 from pdoperator.domain.observed import Observed
 from pdoperator.domain.picture import Picture
-from pdoperator.domain.pods import wants_sidecar
 from pdoperator.domain.preflight import Finding, from_report, preflight
 from pdoperator.domain.revision import role_revisions, role_spec
 from pdoperator.domain.routing import desired_workers, listed_everywhere, listed_urls, route, worker_url
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.domain.status import build_status, read_backoff, same
+from pdoperator.domain.upkeep import keep_children
 from pdoperator.domain.verification import verify
 from pdoperator.domain.view import View, engine_pods, look
 from pdoperator.domain.wiring import wire
@@ -59,12 +54,22 @@ def decide(observed: Observed, memory: Memory, settings: DecideSettings) -> Deci
         return Decision((), None, memory, NAMESPACE_ENDS_SECONDS)
     extra = dict(memory.extra)
     pic, learned = _understand(observed, memory, settings)
+    asked = pic
+    healing = None if pic.may_launch else _healing(observed)
+    if healing is not None:
+        pic, learned = _understand(healing, memory, settings)
     proof = verify(pic.ready_links())
     aspects = all_aspects(pic, proof)
+    if healing is not None:
+        # About the spec as it is; everything else is about what runs.
+        own = {a.type: a for a in (compatible(asked), progressing(asked))}
+        aspects = [own.get(a.type, a) for a in aspects]
     status = build_status(pic, aspects, proof)
 
     actions: list[Action] = []
-    actions += _children(pic, extra, learned, settings)
+    if asked.may_launch:
+        actions += history.keep(observed)
+    actions += keep_children(pic, extra, learned, settings)
     actions += pic.plan.creates
     actions += pic.wiring.puts
     # Off the routers before the gate falls and before a pod is deleted; onto them after the gate rose.
@@ -88,6 +93,18 @@ def decide(observed: Observed, memory: Memory, settings: DecideSettings) -> Deci
         memory=_remember(pic, memory, extra | learned),
         requeue_after=_next_look(pic, aspects, actions, settings),
     )
+
+
+def _healing(observed: Observed) -> Observed | None:
+    """This look with the last spec that fitted, where its pods still run: they are kept complete while a
+    newer spec can not be read or does not fit. None where there is nothing to heal."""
+    spec = history.last_fitting(observed)
+    if spec is None or preflight(spec).verdict == "Fail":
+        return None
+    revisions = role_revisions(spec)
+    if not any(p.revision == revisions[Role(p.role)] for p in engine_pods(observed)):
+        return None
+    return replace(observed, cluster=replace(observed.cluster, spec=spec, spec_error=""))
 
 
 def _understand(observed: Observed, memory: Memory, settings: DecideSettings) -> tuple[Picture, dict[str, Any]]:
@@ -234,70 +251,6 @@ def _listed_everywhere_uids(observed: Observed, spec: PDClusterSpec) -> frozense
         return frozenset()
     urls = listed_everywhere(observed)
     return frozenset(p.uid for p in observed.pods if p.ip and worker_url(p.ip) in urls)
-
-
-def _children(pic: Picture, extra: dict[str, Any], learned: dict[str, Any], settings: DecideSettings) -> list[Action]:
-    """Secrets, Services, the router, policies: applied where missing or changed."""
-    observed, spec = pic.observed, pic.spec
-    cluster = observed.cluster
-    actions: list[Action] = []
-    end = observed.certificate_not_after
-    needed = (spec is not None and pic.may_launch and wants_sidecar(spec)) or (pic.managed and bool(pic.pods))
-    ending = end is None or end - observed.now < settings.certificate_renew_before_seconds
-    # A pod with a certificate that is not ours: somebody overwrote the Secret, which the operator may not read.
-    foreign = any(a.error == Reason.WRONG_CERTIFICATE for a in observed.answers.values())
-    # A pod that waits for a Secret which is gone: only its events tell.
-    secret = names.tls_secret_name(cluster.name)
-    missing = any(reason == "FailedMount" and secret in text for p in pic.pods for reason, text in p.warnings or ())
-    rewritten = extra.get("certificate_rewritten", 0.0)
-    overdue = (foreign or missing) and observed.now - rewritten >= settings.certificate_rewrite_seconds
-    if needed and (ending or overdue):
-        # Also where the spec does not fit: what runs must not be unwired by an expired certificate.
-        learned["certificate_rewritten"] = observed.now
-        actions.append(IssueCertificate(secret, names.pod_server_name(cluster.uid)))
-    if spec is None or not pic.may_launch:
-        return actions
-    router_wanted = spec.router.type is RouterType.SMG
-    keyless = any(c.waiting_reason == "CreateContainerConfigError" for r in observed.routers for c in r.pod.containers)
-    if router_wanted and (observed.router_deployment is None or keyless):
-        actions.append(WriteRouterKey(names.router_key_secret_name(cluster.name)))
-    before: dict[str, str] = extra.get("applied", {})
-    applied: dict[str, str] = {}
-    for manifest in wanted_children(cluster, spec, settings):
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
-        key, mark = f"{kind}/{name}", applied_hash(manifest)
-        if observed.children is not None:
-            current = observed.children.get(key) == mark
-        elif kind == "Deployment":
-            current = applied_hash(observed.router_deployment) == mark
-        elif kind == "Service":
-            current = name in observed.services and before.get(key, mark) == mark
-        else:
-            current = before.get(key) == mark
-        if not current:
-            actions.append(Apply(manifest))
-        applied[key] = mark
-    learned["applied"] = applied
-    actions += _unwanted(observed, spec, applied)
-    return actions
-
-
-_API = {
-    "Deployment": "apps/v1",
-    "Service": "v1",
-    "NetworkPolicy": "networking.k8s.io/v1",
-    "PodDisruptionBudget": "policy/v1",
-}
-
-
-def _unwanted(observed: Observed, spec: PDClusterSpec, wanted: dict[str, str]) -> list[Action]:
-    """A router that is not asked for any more, and policies that were switched off. `wanted`: `Kind/name`."""
-    router = names.router_name(observed.cluster.name)
-    there = set(observed.children or ())
-    if observed.router_deployment is not None and spec.router.type is not RouterType.SMG:
-        there |= {f"Deployment/{router}", f"Service/{router}"}
-    gone = (key.partition("/") for key in sorted(there - set(wanted)))
-    return [Delete(_API[kind], kind, name) for kind, _, name in gone if kind in _API]
 
 
 def _remember(pic: Picture, memory: Memory, extra: dict[str, Any]) -> Memory:

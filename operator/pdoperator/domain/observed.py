@@ -129,6 +129,15 @@ class NodeOffer:
 
 
 @dataclass(frozen=True)
+class StoredSpec:
+    """A spec that was launched, as its ControllerRevision keeps it; a higher number is newer."""
+
+    name: str
+    number: int
+    raw: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Observed:
     """Everything one decide() reads."""
 
@@ -144,6 +153,8 @@ class Observed:
     children: dict[str, str] | None = None
     """`Kind/name` of every other child that exists -> its annotation pdcluster.io/applied-hash ('' when
     it has none); Services, Deployments, NetworkPolicies, PodDisruptionBudgets. None: not listed."""
+    stored: tuple[StoredSpec, ...] | None = None
+    """Specs that fitted before. None: not listed."""
     nodes: tuple[NodeOffer, ...] | None = None
     """None when the operator may not list nodes."""
     term: int = 0

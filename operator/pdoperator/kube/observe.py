@@ -11,9 +11,9 @@ from typing import Any
 
 from pdoperator.api.conditions import Reason
 from pdoperator.api.names import LABEL_CLUSTER_UID, router_name
-from pdoperator.domain.observed import ClusterObject, NodeOffer, PodSeen
+from pdoperator.domain.observed import ClusterObject, NodeOffer, PodSeen, StoredSpec
 from pdoperator.domain.poddiagnosis import not_starting
-from pdoperator.kube.parse import node_offer, owned_by, pod_seen, pod_warnings
+from pdoperator.kube.parse import node_offer, owned_by, pod_seen, pod_warnings, stored_spec
 from pdoperator.kube.port import KubeError, KubePort, Manifest
 
 NODES_MAX_AGE = 30.0
@@ -37,6 +37,7 @@ class Fixtures:
     services: frozenset[str]
     router_deployment: dict[str, Any] | None
     hashes: dict[str, str] | None
+    stored: tuple[StoredSpec, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ class Observer:
             self._kube.list("v1", "Service", namespace, selector),
             self._kube.list("apps/v1", "Deployment", namespace, selector),
         )
+        revisions = await self._list_or_none("apps/v1", "ControllerRevision", namespace, selector)
         policies = await asyncio.gather(
             *[self._list_or_none(api, kind, namespace, selector) for api, kind in _POLICIES]
         )
@@ -170,6 +172,7 @@ class Observer:
                 (o for o in ours if o["kind"] == "Deployment" and o["metadata"]["name"] == router), None
             ),
             hashes=hashes,
+            stored=None if revisions is None else tuple(stored_spec(o) for o in revisions if owned_by(o, cluster.uid)),
         )
 
     async def _list_or_none(self, api_version: str, kind: str, namespace: str, selector: str) -> list[Manifest] | None:

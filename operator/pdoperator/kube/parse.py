@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from pdoperator.api.names import GATE_KV_WIRED, LABEL_REPLICA, LABEL_REVISION, LABEL_ROLE
 from pdoperator.api.spec import PDClusterSpec
-from pdoperator.domain.observed import ClusterObject, ContainerSeen, NodeOffer, PodSeen
+from pdoperator.domain.observed import ClusterObject, ContainerSeen, NodeOffer, PodSeen, StoredSpec
 from pdoperator.kube.port import Manifest
 
 _ATTEMPT_ANNOTATION = "pdcluster.io/attempt"
@@ -147,6 +147,18 @@ def node_offer(manifest: Manifest) -> NodeOffer | None:
             text = str(quantity)
             offered[name] = int(text[:-1]) * 1000 if text.endswith("k") else int(text)
     return NodeOffer(name=manifest["metadata"]["name"], allocatable=offered)
+
+
+def stored_spec(manifest: Manifest) -> StoredSpec:
+    """A ControllerRevision of ours. What can not be read in it fails later, as a spec that does not parse."""
+    data = manifest.get("data")
+    raw = data.get("spec") if isinstance(data, dict) else None
+    number = manifest.get("revision")
+    return StoredSpec(
+        name=manifest["metadata"]["name"],
+        number=number if isinstance(number, int) else 0,
+        raw=raw if isinstance(raw, dict) else {},
+    )
 
 
 def owned_by(manifest: Manifest, uid: str) -> bool:

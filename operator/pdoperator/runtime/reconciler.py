@@ -179,6 +179,7 @@ class Reconciler:
             router_deployment=children.fixtures.router_deployment,
             services=children.fixtures.services,
             children=children.fixtures.hashes,
+            stored=children.fixtures.stored,
             nodes=nodes,
             term=self._term(),
             certificate_not_after=self._certificate_end(cluster),
