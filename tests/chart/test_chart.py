@@ -137,7 +137,7 @@ def test_verbs_granted_are_verbs_used() -> None:
 
 @needs_helm
 def test_optional_rights_can_be_left_out() -> None:
-    documents = render("rbac.nodes=false", "rbac.podEvents=false", "rbac.inferencePools=false", "rbac.aggregate=false")
+    documents = render("rbac.nodes=false", "rbac.podEvents=false", "rbac.aggregate=false")
     (role,) = of("ClusterRole", documents)
     required = tuple(rule for rule in verbs.CLUSTER_RULES if not rule.optional)
     assert granted(role) == used(required)

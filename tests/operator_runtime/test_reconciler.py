@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests_operator_runtime import NOW, end_state, make_reconciler, pdcluster, s
 
 from pdoperator.api import names
 from pdoperator.domain.actions import Apply, Decision, DeletePod, EmitEvent, IssueCertificate, Memory, SetGate
+from pdoperator.domain.observed import PodAnswer, RouterPodSeen
 from pdoperator.kube.execute import NotLeading
 from pdoperator.kube.fake import Crash, FakeKube
 from pdoperator.kube.kinds import PDCLUSTER_API
@@ -285,6 +287,23 @@ async def test_the_wait_doubles_while_there_is_no_news_and_restarts_with_a_chang
     obj["spec"]["prefill"]["replicas"] = 2
     kube.put(obj)
     assert (await reconciler.once(state)).requeue_after == 0.5
+
+
+async def test_a_calm_pdcluster_is_peeked_at_without_the_api_server_and_any_new_word_is_news(kube: FakeKube) -> None:
+    obj = kube.put(pdcluster(replicas=1))
+    reconciler, state = make_reconciler(kube), state_of(obj)
+    results = [await reconciler.once(state) for _ in range(5)]
+    assert [r.peeks for r in results[:2]] == [0, 0] and results[-1].peeks > 0
+    before = len(kube.calls)
+    assert not await reconciler.peek(state)
+    assert len(kube.calls) == before
+    assert state.seen is not None
+    pod = state.seen.pods[0]
+    state.seen = replace(state.seen, answers={pod.uid: PodAnswer(error="OperatorCannotReachPods")})
+    assert await reconciler.peek(state)
+    router = RouterPodSeen(pod, workers=(), error="")
+    state.seen = replace(state.seen, answers={}, routers=(router,))
+    assert await reconciler.peek(state)  # it lists nothing now: it does not even run
 
 
 async def test_a_decision_that_breaks_is_told_in_status_and_touches_nothing(kube: FakeKube) -> None:

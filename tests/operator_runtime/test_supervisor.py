@@ -29,6 +29,8 @@ class Recorder:
         self.behave: dict[str, Callable[[int], Any]] = {}
         self.takes: dict[str, float] = {}
         self.forgotten: list[str] = []
+        self.peeks: list[float] = []
+        self.news_at: set[int] = set()
 
     async def once(self, state: ClusterState) -> Result:
         name = state.name
@@ -43,6 +45,10 @@ class Recorder:
             return answer
         finally:
             self.active[name] -= 1
+
+    async def peek(self, state: ClusterState) -> bool:
+        self.peeks.append(asyncio.get_running_loop().time())
+        return len(self.peeks) in self.news_at
 
     async def forget(self, uid: str) -> None:
         self.forgotten.append(uid)
@@ -115,6 +121,24 @@ async def test_failures_back_off_exponentially_and_events_do_not_shorten_it_but_
     sup.cluster_event("MODIFIED", kube.put(obj))
     await asyncio.sleep(0.5)
     assert len(recorder.times("a")) == before + 1
+    await ended(sup, task)
+
+
+async def test_between_looks_at_a_calm_pdcluster_it_peeks_and_news_or_a_wake_up_ends_that(kube: FakeKube) -> None:
+    obj = kube.put(pdcluster())
+    recorder = Recorder()
+    recorder.behave["a"] = lambda n: Result(requeue_after=1.0, peeks=3)
+    sup = supervisor(kube, recorder, coalesce=0.0)
+    task = await started(sup)
+    await asyncio.sleep(4.5)
+    assert [round(t) for t in recorder.times("a")] == [0, 4]
+    assert [round(t) for t in recorder.peeks] == [1, 2, 3]
+    recorder.news_at = {5}  # the second peek after the look at 4
+    await asyncio.sleep(2.0)
+    assert [round(t) for t in recorder.times("a")] == [0, 4, 6]
+    sup.wake(obj["metadata"]["uid"])
+    await asyncio.sleep(0.1)
+    assert len(recorder.times("a")) == 4
     await ended(sup, task)
 
 

@@ -49,7 +49,7 @@ subjects:
   resources: [pods/status]
   verbs: [patch]
 - apiGroups: [""]
-  resources: [services, configmaps]
+  resources: [services]
   verbs: [get, list, create, patch, delete]
 # Written, never read: who takes over the operator's token can not read what users keep in Secrets.
 - apiGroups: [""]
@@ -60,7 +60,7 @@ subjects:
   verbs: [create, patch{{ if .Values.rbac.podEvents }}, list{{ end }}]
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [apps]
   resources: [controllerrevisions]
   verbs: [get, list, create, patch, delete]
@@ -70,9 +70,4 @@ subjects:
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, create, patch, delete]
-{{- if .Values.rbac.inferencePools }}
-- apiGroups: [inference.networking.k8s.io]
-  resources: [inferencepools]
-  verbs: [get, list, create, patch, delete]
-{{- end }}
 {{- end }}

@@ -47,7 +47,6 @@ _KINDS = (
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
     Kind("coordination.k8s.io/v1", "Lease", "leases"),
-    Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools"),
     Kind(PDCLUSTER_API, names.KIND, names.PLURAL),
 )
 KINDS = {(k.api_version, k.kind): k for k in _KINDS}

@@ -31,17 +31,15 @@ CLUSTER_RULES: tuple[Rule, ...] = (
     _rule("", "pods", "get list watch create delete"),
     _rule("", "pods/status", "patch"),
     _rule("", "services", "get list create patch delete"),
-    _rule("", "configmaps", "get list create patch delete"),
     _rule("", "secrets", "create patch"),
     _rule("", "events", "create patch"),
     # Why a pod starts no container (a volume that is not there) stands only in its events.
     _rule("", "events", "list", optional=True),
     _rule("", "nodes", "list", optional=True),
-    _rule("apps", "deployments", "get list watch create patch delete"),
+    _rule("apps", "deployments", "get list create patch delete"),
     _rule("apps", "controllerrevisions", "get list create patch delete"),
     _rule("policy", "poddisruptionbudgets", "get list create patch delete"),
     _rule("networking.k8s.io", "networkpolicies", "get list create patch delete"),
-    _rule("inference.networking.k8s.io", "inferencepools", "get list create patch delete", optional=True),
 )
 """In every watched namespace (a ClusterRole, or a Role in each of WATCH_NAMESPACES)."""
 

@@ -33,8 +33,9 @@ log = logging.getLogger(__name__)
 _ERRORS_BEFORE_STATUS = 3
 """A 5xx or a cut connection is told in status only when it lasts; a 403 at once."""
 
-_ASK_EVERY = 2.0
+_ASK_EVERY = 1.5
 _LOOK_EVERY = 5.0
+_PEEKS = 5
 
 
 class Decide(Protocol):
@@ -68,6 +69,8 @@ class ClusterState:
     quiet: int = 0
     """Looks in a row that found nothing new, did nothing and wrote nothing."""
     answers: dict[str, PodAnswer] = field(default_factory=dict)
+    seen: Observed | None = None
+    """The last look, for peeks: only while nothing is under way."""
     stale: bool = False
     """The status of this reconcile was refused because the object had changed."""
     refused: Refused = field(default_factory=Refused)
@@ -84,6 +87,8 @@ class Result:
     failed: bool = False
     gone: bool = False
     blind: bool = False
+    peeks: int = 0
+    """How many times `peek` may stand in for a look, because nothing is under way."""
 
 
 class Reconciler:
@@ -151,7 +156,22 @@ class Reconciler:
         failed = state.problem is not None or not written
         state.errors = 0
         wait = _stretched(decision.requeue_after, state.quiet, bool(observed.answers or observed.routers))
-        return Result(requeue_after=0.1 if state.stale else wait, failed=failed)
+        calm = state.quiet > 1 and not failed and not state.stale and wait >= self._settings.idle_requeue
+        calm = calm and decision.requeue_after >= self._settings.idle_requeue
+        state.seen = observed if calm else None
+        return Result(requeue_after=0.1 if state.stale else wait, failed=failed, peeks=_PEEKS if calm else 0)
+
+    async def peek(self, state: ClusterState) -> bool:
+        """Between two looks at a calm PDCluster: asks its pods and routers, and nothing of the API server
+        (watch events tell about that). True when somebody says something new, so that a look is due."""
+        seen = state.seen
+        if seen is None:
+            return True
+        answers, routers = await asyncio.gather(
+            self._sidecars.ask(seen.cluster.uid, seen.pods),
+            asyncio.gather(*(self._router(seen.cluster.uid, r.pod) for r in seen.routers)),
+        )
+        return _news(seen.answers, answers) or tuple(routers) != seen.routers
 
     async def forget(self, uid: str) -> None:
         """Free what is kept for a PDCluster that is gone."""

@@ -199,10 +199,29 @@ class Supervisor:
                 else:
                     # A look costs about 15 ms of CPU: many PDClusters share one core's worth of looks.
                     crowd = min(self._pace.crowd_max, self._pace.crowd * len(self._workers))
-                    await _wait(worker.wake, min(max(result.requeue_after, crowd), self._pace.max_requeue))
+                    pause = min(max(result.requeue_after, crowd), self._pace.max_requeue)
+                    await self._calm(worker, pause, result.peeks)
                 await asyncio.sleep(self._pace.coalesce)
         finally:
             await self._reconciler.forget(state.uid)
+
+    async def _calm(self, worker: _Worker, pause: float, peeks: int) -> None:
+        """Wait until a look is due: something woke us, a peek saw news, or the time has come."""
+        await _wait(worker.wake, pause)
+        for _ in range(peeks):
+            if worker.wake.is_set() or not await self._same(worker.state):
+                return
+            await _wait(worker.wake, pause)
+
+    async def _same(self, state: ClusterState) -> bool:
+        async with self._slots:
+            try:
+                async with asyncio.timeout(self._pace.deadline):
+                    return not await self._reconciler.peek(state)
+            except Exception:
+                # The look that follows says what is wrong.
+                log.exception("namespace=%s name=%s action=peek error=unexpected", state.namespace, state.name)
+                return False
 
     async def _one(self, state: ClusterState) -> Result:
         loop = asyncio.get_running_loop()
