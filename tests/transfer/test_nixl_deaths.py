@@ -73,15 +73,15 @@ def test_a_process_killed_in_mid_transfer_costs_that_transfer_only(ranks, victim
     assert failed["state"] == "Failed", failed
     assert failed["kind"] in ("PeerUnreachable", "AgentFailure", "DeadlineExceeded"), failed
     assert time.monotonic() - died < DEADLINE
-    assert f"room {1}" in failed["error"]
+    assert "room 1" in failed["error"]
 
     pair[victim] = start(ranks, victim, f"{victim}-2")
     wire(pair["prefill"], pair["decode"])
-    serves(pair["prefill"], pair["decode"], 2)
     until = time.monotonic() + 10
     while survivor.ask("counters")["inflight"] or survivor.ask("counters")["quarantined_bytes"]:
         assert time.monotonic() < until, survivor.ask("counters")
         time.sleep(0.1)
     if victim == "prefill":
         assert survivor.ask("counters")["fenced_by_source_end"] == 1
+    serves(pair["prefill"], pair["decode"], 2)
     assert survivor.ask("close") == {"closed": True}

@@ -1,0 +1,179 @@
+"""Either side gives up, or takes a room up again, at every state."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from kv_world import PAGES, TOKENS, World, ask, give, until
+
+from pdtransfer.errors import (
+    Aborted,
+)
+from pdtransfer.session.api import TransferState
+from pdtransfer.session.frames import Request
+
+SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
+
+
+@pytest.fixture
+def world():
+    made = World()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("when", ["before request", "before chunks", "mid transfer"])
+def test_an_abort_by_prefill_reaches_decode_at_once(world, when):
+    (prefill,), (decode,) = world.pair()
+    if when == "before request":
+        sender = prefill.endpoint.send(room=1, tokens=TOKENS - 1)
+        sender.abort("cancelled")
+        assert sender.wait(2) is FAILED
+        receiver = ask(decode, 1, [4])
+    elif when == "before chunks":
+        receiver = ask(decode, 1, [4])
+        sender = prefill.endpoint.send(room=1, tokens=TOKENS - 1)
+        sender.abort("cancelled")
+    else:
+        prefill.agent.faults.delay_polls = 2000
+        receiver = ask(decode, 1, [4])
+        sender = give(prefill, 1, [1], finish=False)
+        assert until(lambda: receiver.state is TransferState.TRANSFERRING)
+        sender.abort("cancelled")
+    began = time.monotonic()
+    assert receiver.wait(2) is FAILED
+    assert time.monotonic() - began < 0.5
+    assert isinstance(receiver.error, Aborted) and "cancelled" in str(receiver.error)
+    assert sender.wait(2) is FAILED
+    assert until(lambda: receiver.pages_releasable)
+
+
+@pytest.mark.parametrize("when", ["before send", "before chunks", "mid transfer", "after success"])
+def test_an_abort_by_decode_is_acknowledged_after_the_drain(world, when):
+    (prefill,), (decode,) = world.pair()
+    receiver = ask(decode, 1, [4])
+    sender = None
+    if when == "before chunks":
+        sender = prefill.endpoint.send(room=1, tokens=TOKENS - 1)
+        time.sleep(0.05)
+    elif when == "mid transfer":
+        prefill.agent.faults.stall_all = True
+        sender = give(prefill, 1, [1])
+        assert until(lambda: receiver.state is TransferState.TRANSFERRING)
+        assert until(lambda: prefill.agent.faults.seen)
+    elif when == "after success":
+        sender = give(prefill, 1, [1])
+        assert receiver.wait(2) is SUCCESS
+    receiver.abort("retracted")
+    if when == "after success":
+        assert receiver.wait(0.1) is SUCCESS
+        return
+    assert receiver.wait(2) is FAILED and isinstance(receiver.error, Aborted)
+    if when == "mid transfer":
+        time.sleep(0.2)
+        assert not receiver.pages_releasable
+        world.hub.unstall(prefill.agent.name)
+    assert until(lambda: receiver.pages_releasable)
+    if sender is not None:
+        assert (sender.wait(2) is FAILED and "retracted" in str(sender.error)) or isinstance(sender.error, Aborted)
+
+
+@pytest.mark.parametrize("sent", ["before the request", "before the abort", "after the abort", "after the retry"])
+def test_a_retracted_room_comes_back_as_a_new_attempt(world, sent):
+    (prefill,), (decode,) = world.pair()
+    prefill.agent.faults.delay_polls = 20
+    senders = []
+    if sent == "before the request":
+        senders.append(give(prefill, 1, [1]))
+    first = ask(decode, 1, [4])
+    if sent == "before the abort":
+        senders.append(give(prefill, 1, [1]))
+    first.abort("retracted")
+    if sent == "after the abort":
+        senders.append(give(prefill, 1, [1]))
+    if first.wait(2) is SUCCESS:
+        assert sent == "before the request"  # it may have been faster
+        return
+    second = ask(decode, 1, [6], attempt=1)
+    if sent == "after the retry":
+        senders.append(give(prefill, 1, [1]))
+    elif until(lambda: senders[0].state is SUCCESS or second.state is SUCCESS) and second.state is not SUCCESS:
+        give(prefill, 1, [1])  # the first attempt was served before its abort came: prefill runs again
+    assert second.wait(3) is SUCCESS, second.error
+    assert decode.pool.holds(1, [6]) and decode.pool.untouched([4, 6])
+    assert until(lambda: first.pages_releasable)
+
+
+def test_a_retry_is_served_while_the_first_attempt_is_still_in_flight(world):
+    (prefill,), (decode,) = world.pair()
+    prefill.agent.faults.stall.add(prefill.agent.posts + 1)
+    first = ask(decode, 1, [4])
+    sender = give(prefill, 1, [1])
+    assert until(lambda: prefill.agent.faults.seen)
+    first.abort("retracted")
+    assert first.wait(2) is FAILED
+    second = ask(decode, 1, [6], attempt=1)
+    assert second.wait(3) is SUCCESS and sender.wait(1) is SUCCESS
+    assert decode.pool.holds(1, [6]) and decode.pool.untouched([6])
+    assert not first.pages_releasable
+    world.hub.unstall(prefill.agent.name)  # lands in page 4, which is quarantined
+    assert until(lambda: first.pages_releasable)
+    assert decode.pool.untouched([4, 6]) and decode.pool.holds(1, [4])
+
+
+def test_a_duplicated_request_moves_no_byte_twice_and_one_with_other_pages_moves_none(world):
+    (prefill,), (decode,) = world.pair()
+    receiver = ask(decode, 1, [4])
+    give(prefill, 1, [1])
+    assert receiver.wait(3) is SUCCESS
+    posts = prefill.agent.posts
+    wiring = decode.endpoint._wiring
+    (peer,) = wiring._peers.values()
+    request = Request(
+        room=1,
+        attempt=0,
+        source="prefill-1",
+        destination="decode-1",
+        pages=(4,),
+        first_page=0,
+        tokens=TOKENS - 1,
+        required=1,
+    )
+    before = decode.endpoint.counters.get("stray_frames", 0)
+    for frame in (request, request.model_copy(update={"pages": (20,)}), request.model_copy(update={"source": "old"})):
+        decode.endpoint._core.call(wiring.send, peer, frame)
+    assert until(lambda: decode.endpoint.counters.get("stray_frames", 0) == before + 3)
+    assert prefill.agent.posts == posts
+    assert decode.pool.untouched([4])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pages": (PAGES + 5,)},
+        {"tokens": 500},
+        {"source": "another-incarnation"},
+        {"destination": "another-incarnation"},
+    ],
+)
+def test_a_forged_request_is_refused_and_moves_nothing(world, change):
+    (prefill,), (decode,) = world.pair()
+    posts = prefill.agent.posts
+    wiring = decode.endpoint._wiring
+    (peer,) = wiring._peers.values()
+    request = Request(
+        room=1,
+        attempt=0,
+        source="prefill-1",
+        destination="decode-1",
+        pages=(4,),
+        first_page=0,
+        tokens=TOKENS - 1,
+        required=1,
+    ).model_copy(update=change)
+    decode.endpoint._core.call(wiring.send, peer, request)
+    assert until(lambda: prefill.endpoint.counters.get("requests_refused", 0) == 1)
+    sender = give(prefill, 1, [1])
+    assert sender.wait(0.2) is TransferState.WAITING
+    assert prefill.agent.posts == posts
