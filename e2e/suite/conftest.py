@@ -13,7 +13,7 @@ from e2e.kit import cluster, install, truth
 from e2e.kit.cluster import Target
 from e2e.kit.kubectl import Kubectl
 
-NAMESPACE = "pdcluster-e2e"
+NAMESPACE = os.environ.get("PDCLUSTER_E2E_NAMESPACE", "pdcluster-e2e")
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,10 @@ def _why_no_candidate(
     that are not ready often mean peers that are not."""
     refusal = next((r for r in view.refusals if r.pod.uid == pod.uid), None)
     if refusal is not None:
-        return refusal.reason, refusal.message
+        lost = "the operator can not reach its sidecar: " if refusal.reason is Reason.OPERATOR_CANNOT_REACH_PODS else ""
+        return refusal.reason, lost + refusal.message
+    if any(p.uid == pod.uid for p in view.unreachable):
+        return Reason.OPERATOR_CANNOT_REACH_PODS, "its sidecar is not running"
     if not pod.engine_is_ready:
         return Reason.LAUNCHING, "its engine is not ready"
     if not shows_cards:

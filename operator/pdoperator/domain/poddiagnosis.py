@@ -158,7 +158,8 @@ def worst(
     """What stands most in the way among these pods; None when all are ready."""
     found = []
     for p in pods:
-        if not p.ready:
+        # A pod may still be Ready for the kubelet while its gate falls.
+        if not p.ready or (managed and p.uid not in wired):
             because, text = why.get(p.uid, (None, ""))
             found.append(diagnose(p, p.uid in wired, text, managed, because, now))
     return min(found, key=lambda f: _WORST.index(f[0]), default=None)

@@ -1,0 +1,83 @@
+"""Ways to break a running pod from outside, for tests on the embedded cluster and on any other."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from e2e.kit.cluster import Target
+from e2e.kit.kubectl import Kubectl
+from e2e.kit.shell import CommandFailed
+from pdoperator.api.names import pod_server_name, tls_secret_name
+from pdoperator.runtime.pki import new_authority, pod_leaf
+
+CRD = "pdclusters.pdcluster.io"
+
+
+def foreign_certificate(kubectl: Kubectl, name: str) -> str:
+    """Overwrite the pods' TLS Secret of PDCluster `name` with one of another authority that has the right
+    name in it. Returns the foreign CA, base64, as the Secret holds it."""
+    uid = kubectl.get("pdcluster", name)["metadata"]["uid"]
+    foreign = new_authority(time.time())
+    leaf = pod_leaf(foreign, pod_server_name(uid), time.time())
+    files = {"ca.crt": foreign.bundle, "tls.crt": leaf.certificate, "tls.key": leaf.key}
+    data = {key: base64.b64encode(value).decode() for key, value in files.items()}
+    kubectl("patch", "secret", tls_secret_name(name), "--type=merge", "-p", json.dumps({"data": data}))
+    return data["ca.crt"]
+
+
+@contextmanager
+def hung(pod: str, program: str) -> Iterator[None]:
+    """SIGSTOP `program` of `pod`, whose processes this machine sees (embedded cluster); SIGCONT at the end."""
+    pids = _processes(pod, program)
+    if not pids:
+        raise CommandFailed(f"no process of pod {pod} runs {program} on this machine")
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def _processes(pod: str, program: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"POD_NAME=" + pod.encode() in environment and program.encode() in command:
+            found.append(int(entry.name))
+    return found
+
+
+@contextmanager
+def newer_crd(target: Target, engine: str) -> Iterator[None]:
+    """The CRD takes an engine type that this operator does not know, as one of a later release would."""
+    path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/engine/properties/type/enum"
+    found = target.kubectl.get("crd", CRD)
+    at = found
+    for step in path.strip("/").split("/"):
+        at = at[int(step)] if isinstance(at, list) else at[step]
+    old = list(at)
+
+    def put(values: list[str]) -> None:
+        patch = [{"op": "replace", "path": path, "value": values}]
+        target.kubectl("patch", "crd", CRD, "--type=json", "-p", json.dumps(patch))
+
+    put([*old, engine])
+    try:
+        yield
+    finally:
+        put(old)
