@@ -23,6 +23,7 @@ class Metrics:
         )
 
     def reconciled(self, outcome: str, seconds: float) -> None:
-        """One reconcile ended: ok, failed (an API call was refused) or error (deadline, exception)."""
+        """One reconcile ended: ok, failed (an API call was refused), error (deadline, exception) or ended
+        (cut off with its PDCluster or with the Lease)."""
         self.results.labels(outcome).inc()
         self.seconds.observe(seconds)

@@ -140,7 +140,7 @@ class Reconciler:
             text = f"the operator could not decide ({type(error).__name__}): see its log, and please report it"
             return await self._blocked(cluster, state, Problem(Reason.API_ERROR, text))
         state.memory = decision.memory
-        state.refused.look(cluster.generation, [describe(a) for a in decision.actions])
+        state.refused.look(cluster.generation, [describe(a) for a in decision.actions], observed.now)
         actions = tuple(a for a in decision.actions if state.refused.due(describe(a), observed.now))
         outcomes = await self._actor.run(observed, actions)
         if any(isinstance(a, Apply | Delete) for a in actions):

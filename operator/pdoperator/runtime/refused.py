@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pdoperator.api.conditions import Reason
 from pdoperator.kube.observe import Problem
 
 FIRST, MOST = 1.0, 60.0
@@ -26,13 +27,18 @@ class Refused:
     _held: dict[str, _Held] = field(default_factory=dict)
     _generation: int = -1
 
-    def look(self, generation: int, wanted: Iterable[str]) -> None:
-        """A new decision: what it does not want any more is forgotten."""
+    def look(self, generation: int, wanted: Iterable[str], now: float) -> None:
+        """A new decision: what it does not want any more is forgotten, but not that the namespace ends
+        (which is why nothing is wanted then)."""
         if generation != self._generation:
             self._held.clear()
             self._generation = generation
         keep = {*wanted, STATUS_WRITE}
-        self._held = {doing: held for doing, held in self._held.items() if doing in keep}
+        self._held = {
+            doing: held
+            for doing, held in self._held.items()
+            if doing in keep or (held.problem.reason == Reason.NAMESPACE_TERMINATING and now < held.not_before)
+        }
 
     def due(self, doing: str, now: float) -> bool:
         """False while it waits for its next try."""
@@ -46,6 +52,8 @@ class Refused:
             return
         failures = (self._held[doing].failures if doing in self._held else 0) + 1
         wait = 0.0 if failures == 1 else min(MOST, FIRST * 2.0 ** min(failures - 2, 30))
+        if problem.reason == Reason.NAMESPACE_TERMINATING:
+            wait = MOST / 2
         self._held[doing] = _Held(problem, failures, now + wait)
 
     @property

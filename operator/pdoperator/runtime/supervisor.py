@@ -233,7 +233,8 @@ class Supervisor:
                     result = await self._reconciler.once(state)
                 outcome = "failed" if result.failed else "ok"
                 return result
-            except NotLeading:
+            except (NotLeading, asyncio.CancelledError):
+                outcome = "ended"  # the Lease is lost, or the PDCluster is gone
                 raise
             except TimeoutError:
                 log.error(
