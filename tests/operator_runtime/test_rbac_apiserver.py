@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ def rules(table: tuple[Rule, ...]) -> list[dict[str, Any]]:
     return [{"apiGroups": [r.group], "resources": [r.resource], "verbs": sorted(r.verbs)} for r in table]
 
 
-def bind(kind: str, name: str, table: tuple[Rule, ...], namespace: str | None) -> list[dict[str, Any]]:
+def bind(kind: str, name: str, table: tuple[Rule, ...], namespace: str | None, ops: str = OPS) -> list[dict[str, Any]]:
     meta = {"name": name, **({"namespace": namespace} if namespace else {})}
     api = "rbac.authorization.k8s.io/v1"
     return [
@@ -39,7 +42,7 @@ def bind(kind: str, name: str, table: tuple[Rule, ...], namespace: str | None) -
             "kind": f"{kind}Binding",
             "metadata": meta,
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
-            "subjects": [{"kind": "ServiceAccount", "name": "op", "namespace": OPS}],
+            "subjects": [{"kind": "ServiceAccount", "name": "op", "namespace": ops}],
         },
     ]
 
@@ -53,13 +56,69 @@ def as_operator(crd_server: Any, tmp_path: Path) -> Path:
     objects = bind("ClusterRole", "op", CLUSTER_RULES, None) + bind("Role", "op", OWN_NAMESPACE_RULES, OPS)
     applied = crd_server.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
     assert applied.returncode == 0, applied.stderr
-    token = crd_server.kubectl("create", "token", "op", "-n", OPS)
+    return kubeconfig_of(crd_server, OPS, tmp_path)
+
+
+def kubeconfig_of(crd_server: Any, ops: str, folder: Path) -> Path:
+    token = crd_server.kubectl("create", "token", "op", "-n", ops)
     assert token.returncode == 0, token.stderr
     config = yaml.safe_load(Path(crd_server.kubeconfig).read_text())
     config["users"][0]["user"] = {"token": token.stdout.strip()}
-    path = tmp_path / "operator.kubeconfig"
+    path = folder / "operator.kubeconfig"
     path.write_text(yaml.safe_dump(config))
     return path
+
+
+async def test_with_roles_in_two_namespaces_the_process_serves_those_and_asks_for_nothing_else(
+    crd_server: Any, tmp_path: Path
+) -> None:
+    """What the chart makes of watchNamespaces: no ClusterRole at all."""
+    ops, mine = "scoped-ops", ("scoped-a", "scoped-b")
+    objects = bind("Role", "own", OWN_NAMESPACE_RULES, ops, ops)
+    for name in (ops, *mine, "scoped-other"):
+        crd_server.kubectl("create", "namespace", name)
+    crd_server.kubectl("create", "serviceaccount", "op", "-n", ops)
+    for name in mine:
+        objects += bind("Role", "op", tuple(r for r in CLUSTER_RULES if r.resource != "nodes"), name, ops)
+    applied = crd_server.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
+    assert applied.returncode == 0, applied.stderr
+    log = tmp_path / "operator.log"
+    env = {
+        **os.environ, "OPERATOR_NAMESPACE": ops, "OPERATOR_POD_NAME": "op", "WATCH_NAMESPACES": ",".join(mine),
+        "KUBECONFIG": str(kubeconfig_of(crd_server, ops, tmp_path)), "HEALTH_ADDRESS": "127.0.0.1:0",
+        "METRICS_PORT": "0",
+    }  # fmt: skip
+    admin = await client.connect(kubeconfig=str(crd_server.kubeconfig))
+    with log.open("wb") as out:
+        command = [sys.executable, "-m", "pdoperator.main"]
+        running = subprocess.Popen(command, env=env, stdout=out, stderr=out)  # noqa: ASYNC220
+    try:
+        deadline = time.monotonic() + 40
+        while "event=acquired" not in log.read_text():
+            assert time.monotonic() < deadline and running.poll() is None, log.read_text()[-3000:]
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(2.0)  # the first resync is over: what follows is told by watch events
+        for name in (*mine, "scoped-other"):
+            await admin.create(pdcluster("a", name))
+        while not all([len(await admin.list("v1", "Pod", name)) == 3 for name in mine]):
+            assert time.monotonic() < deadline, log.read_text()[-3000:]
+            await asyncio.sleep(0.2)
+        pod = (await admin.list("v1", "Pod", mine[1]))[0]["metadata"]
+        await admin.delete("v1", "Pod", mine[1], pod["name"], grace_seconds=0)
+        until = time.monotonic() + 5
+        while (
+            pod["uid"] in {p["metadata"]["uid"] for p in await admin.list("v1", "Pod", mine[1])}
+            or len(await admin.list("v1", "Pod", mine[1])) < 3
+        ):
+            assert time.monotonic() < until, log.read_text()[-3000:]
+            await asyncio.sleep(0.2)
+        assert await admin.list("v1", "Pod", "scoped-other") == []
+        text = log.read_text()
+        assert "orbidden" not in text and "403" not in text and "Traceback" not in text, text[-3000:]
+    finally:
+        running.terminate()
+        running.wait(20)
+        await admin.close()
 
 
 async def test_the_table_of_verbs_is_enough_and_reads_no_secret_of_users(
