@@ -126,6 +126,7 @@ def seen(**changes: Any) -> PodSeen:
     return replace(base, **changes)
 
 
+SYNC = ("FailedMount", 'MountVolume.SetUp failed for volume "model" : failed to sync configmap cache: timed out')
 MOUNT = ("FailedMount", 'MountVolume.SetUp failed for volume "model" : configmap "gone" not found')
 
 
@@ -136,6 +137,9 @@ MOUNT = ("FailedMount", 'MountVolume.SetUp failed for volume "model" : configmap
         # A sandbox that failed once meanwhile does not hide the volume.
         ((("FailedCreatePodSandBox", "cni"), MOUNT), 12.0, Reason.CANNOT_MOUNT_VOLUME, ["gone"]),
         ((("FailedCreatePodSandBox", "cni: no address left"),), 12.0, Reason.CANNOT_START, ["no address left"]),
+        ((SYNC,), 30.0, Reason.LAUNCHING, ["starting its containers"]),
+        ((SYNC, MOUNT), 30.0, Reason.CANNOT_MOUNT_VOLUME, ["gone"]),
+        ((SYNC,), 61.0, Reason.CANNOT_MOUNT_VOLUME, ["failed to sync configmap cache"]),
         ((), STUCK_SECONDS + 1, Reason.LAUNCHING, ["starting its containers"]),  # events were read: an image is pulled
         (None, STUCK_SECONDS - 1, Reason.LAUNCHING, ["starting its containers"]),
         (None, STUCK_SECONDS + 1, Reason.CANNOT_START, ["node n1", "kubectl describe pod c-prefill-0", "ConfigMap"]),
@@ -276,6 +280,14 @@ def test_a_refusal_by_quota_is_no_missing_right() -> None:
     c = w.condition("Ready")
     assert (c["status"], c["reason"]) == ("False", "AdmissionRefused")
     assert "exceeded quota" in c["message"] and "ClusterRole" not in c["message"]
+    assert "Raise the quota" in c["message"]
+
+
+def test_a_tcp_fabric_that_was_asked_for_is_told_once() -> None:
+    w = wired()
+    assert w.condition("Compatible")["reason"] == "Fits"
+    assert "warnings" not in w.status
+    assert w.condition("FabricReady")["reason"] == "TCPRequested"
 
 
 def test_an_unreadable_spec_without_pods_claims_nothing_to_be_ready() -> None:

@@ -129,4 +129,6 @@ async def test_launched_is_told_only_of_what_was_launched(forbidden: bool, told:
     )
     outcomes = await actor.run(Observed(0.0, CLUSTER), actions)
     assert recorder.told == told
+    held = await actor.run(Observed(0.0, CLUSTER), actions[1:])  # a create that is held back after a refusal
+    assert recorder.told[len(told) :] == ["Refused"] and len(held) == 1
     assert len(outcomes) == 1 + len(told)

@@ -9,7 +9,7 @@ from pdoperator.api.spec import RouterType
 from pdoperator.api.status import parse_timestamp, timestamp
 from pdoperator.domain.condition import Aspect, no, old_condition, unknown, yes
 from pdoperator.domain.fabric import fabric_ready
-from pdoperator.domain.lastwords import bounded
+from pdoperator.domain.lastwords import bounded, one_line
 from pdoperator.domain.peerswired import peers_wired
 from pdoperator.domain.picture import Picture
 from pdoperator.domain.poddiagnosis import worst
@@ -55,7 +55,7 @@ def compatible(pic: Picture) -> Aspect:
             f"{count(len(unknown_facts), 'rule')} waiting for facts that the spec does not tell (first: "
             f"{unknown_facts[0].rule}: {unknown_facts[0].message}); nothing is wired before the ranks' cards decide",
         )
-    warned = len([*pic.preflight.of("Warn"), *(f for f in pic.card_findings if f.status == "Warn")])
+    warned = len(pic.warnings)
     if warned or (unknown_facts and not pic.managed):
         open_facts = (
             f", {count(len(unknown_facts), 'rule')} could not be decided" if unknown_facts and not pic.managed else ""
@@ -101,6 +101,8 @@ def role_ready(pic: Picture, role: Role) -> Aspect:
         )
     if not pic.may_launch:
         return no(kind, Reason.NOT_LAUNCHED, f"{head}: nothing is launched, see Compatible")
+    if pic.observed.api_error:
+        return no(kind, _api_reason(pic.observed.api_error_reason), f"{head}: {_api_text(pic)}")
     return no(kind, Reason.LAUNCHING, f"{head}: being launched")
 
 
@@ -201,8 +203,7 @@ def progressing(pic: Picture) -> Aspect:
     observed = pic.observed
     if observed.api_error:
         reason = _api_reason(observed.api_error_reason)
-        action = " Check the operator's ClusterRole." if reason is Reason.API_FORBIDDEN else ""
-        return no(kind, reason, f"the API server refused a change: {observed.api_error}{action}")
+        return no(kind, reason, f"the API server refused a change: {_api_text(pic)}")
     if not pic.may_launch:
         return no(kind, Reason.BLOCKED, "nothing is launched, see Compatible", required=False)
     if pic.plan.blocked:
@@ -244,6 +245,20 @@ def _api_reason(word: str) -> Reason:
         return Reason(word)
     except ValueError:
         return Reason.API_FORBIDDEN if word == "Forbidden" else Reason.API_ERROR
+
+
+_API_ACTIONS = {
+    Reason.API_FORBIDDEN: "Check the operator's ClusterRole.",
+    Reason.ADMISSION_REFUSED: "Raise the quota or lower what the role asks for; for Pod Security set "
+    "template.securityContext and template.containerSecurityContext, or the namespace's level.",
+}
+
+
+def _api_text(pic: Picture) -> str:
+    """What the API server refused, and what to do."""
+    text = one_line(pic.observed.api_error, 1000)
+    action = _API_ACTIONS.get(_api_reason(pic.observed.api_error_reason), "")
+    return f"{text}. {action}" if action else text
 
 
 def all_aspects(pic: Picture, proof: Verification) -> list[Aspect]:

@@ -15,6 +15,9 @@ from pdoperator.domain.view import View, engine_pods
 from pdoperator.domain.wiring import Wiring
 from pdtransfer.contract.base import Role
 
+_TOLD_BY_CONDITIONS = frozenset({"TCPFabric"})
+"""FabricReady says it: a fabric that was asked for is no surprise."""
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -43,6 +46,12 @@ class Picture:
     def may_launch(self) -> bool:
         """The spec parses and nothing known speaks against it."""
         return self.spec is not None and self.preflight is not None and self.preflight.verdict != "Fail"
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """Warnings of specs and cards, without those that a condition of its own tells."""
+        found = (*(self.preflight.of("Warn") if self.preflight else ()), *self.card_findings)
+        return tuple(f for f in found if f.status == "Warn" and f.rule not in _TOLD_BY_CONDITIONS)
 
     @property
     def pods(self) -> tuple[PodSeen, ...]:

@@ -18,6 +18,9 @@ _CANNOT_START = ("CreateContainerConfigError", "CreateContainerError", "RunConta
 _CRASH = ("CrashLoopBackOff",)
 _VOLUMES = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 
+_NOT_SYNCED = "failed to sync"
+SYNC_SECONDS = 60.0
+"""A busy kubelet needs several tries until its caches know a ConfigMap or Secret: no news for so long."""
 STUCK_SECONDS = 20.0
 """A scheduled pod none of whose containers got an image or a start for so long is stuck."""
 
@@ -100,15 +103,16 @@ def _cannot_start(pod: PodSeen, now: float) -> tuple[Reason, str] | None:
         )
     if not not_starting(pod):
         return None
-    volume = next((m for r, m in pod.warnings or () if r in _VOLUMES), "")
+    warnings = tuple(w for w in pod.warnings or () if _NOT_SYNCED not in w[1] or now - pod.created >= SYNC_SECONDS)
+    volume = next((m for r, m in warnings if r in _VOLUMES), "")
     if volume:
         return (
             Reason.CANNOT_MOUNT_VOLUME,
             f"{pod.name} can not mount a volume: {_sentence(one_line(volume, 600))} Create what is missing, or correct "
             "spec.model.volume or the role's template.volumes; the kubelet tries again by itself.",
         )
-    if pod.warnings:
-        reason, message = pod.warnings[0]
+    if warnings:
+        reason, message = warnings[0]
         return (
             Reason.CANNOT_START,
             f"{pod.name} can not start: {reason} {_sentence(one_line(message, 600))} See kubectl describe pod "

@@ -116,11 +116,9 @@ def _effective(pic: Picture) -> EffectiveStatus | None:
 
 
 def _warnings(pic: Picture) -> tuple[WarningStatus, ...]:
-    found = [*(pic.preflight.of("Warn") if pic.preflight else ()), *pic.card_findings]
     rows: dict[tuple[str, str], WarningStatus] = {}
-    for f in found:
-        if f.status == "Warn":
-            rows.setdefault((f.rule, f.message), WarningStatus(rule=f.rule, message=f.message, action=f.action))
+    for f in pic.warnings:
+        rows.setdefault((f.rule, f.message), WarningStatus(rule=f.rule, message=f.message, action=f.action))
     for r in pic.view.refusals:
         text = f"{r.pod.name}: {one_line(r.message, 1000)}"
         rows.setdefault((r.reason.value, text), WarningStatus(rule=r.reason.value, message=text))

@@ -77,6 +77,8 @@ class Outcome:
     action: Action
     problem: Problem | None = None
     certificates: dict[str, Any] | None = None
+    silent: bool = False
+    """Nothing was written: an event that was told lately."""
 
 
 class KubeExecutor:
@@ -114,7 +116,7 @@ class KubeExecutor:
                     ours = observed.router_deployment is not None
                     await self._write_secret(cluster, action.secret_name, {"key": key.encode()}, again=ours)
                 case EmitEvent():
-                    await self._emit(cluster, action)
+                    return Outcome(action, silent=not await self._emit(cluster, action))
                 case _:
                     raise TypeError(f"{type(action).__name__} is not an action of the API server")
         except KubeError as error:
@@ -215,14 +217,15 @@ class KubeExecutor:
                 ) from error
             raise
 
-    async def _emit(self, cluster: ClusterObject, action: EmitEvent) -> None:
+    async def _emit(self, cluster: ClusterObject, action: EmitEvent) -> bool:
         try:
-            await self._events.emit(cluster, action)
+            return await self._events.emit(cluster, action)
         except KubeError as error:
             # An event that can not be written must not turn a healthy PDCluster unhealthy.
             log.warning(
                 "namespace=%s name=%s event=%s error=%r", cluster.namespace, cluster.name, action.reason, error.message
             )
+            return False
 
     @staticmethod
     def _owned(cluster: ClusterObject, manifest: Manifest) -> Manifest:

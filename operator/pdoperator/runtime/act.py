@@ -34,8 +34,8 @@ class Actor:
         work = [a for a in actions if not isinstance(a, EmitEvent)]
         told = [a for a in actions if isinstance(a, EmitEvent)]
         outcomes = await run_all(work, lambda action: self._one(observed, action), self._may_act)
-        created = [o.problem is None for o in outcomes if isinstance(o.action, CreatePod)]
-        if created and not any(created):
+        if not any(isinstance(o.action, CreatePod) and o.problem is None for o in outcomes):
+            # Refused, or held back after a refusal: nothing was launched.
             told = [e for e in told if e.reason != Reason.LAUNCHED]
         return outcomes + await run_all(told, lambda action: self._one(observed, action), self._may_act)
 
@@ -65,6 +65,6 @@ class Actor:
                 if outcome.problem is not None:
                     log.warning("%s action=%r reason=%s message=%r", where, describe(action),
                                 outcome.problem.reason, outcome.problem.message)  # fmt: skip
-                else:
+                elif not outcome.silent:
                     log.info("%s action=%r", where, describe(action))
                 return outcome
