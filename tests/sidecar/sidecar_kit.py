@@ -114,6 +114,7 @@ class FakeEndpoint:
     drained: int = 0
     fail: Exception | None = None
     failed: Exception | None = None
+    draining: bool = False
     callbacks: list[Callable[[], None]] = field(default_factory=list)
 
     def apply_peers(self, peers: Sequence[RankCard]) -> None:

@@ -69,9 +69,13 @@ class Pool:
     @property
     def regions(self) -> list[PoolRegion]:
         return [
-            PoolRegion(layer, kind, int(a.ctypes.data), a[0].nbytes, self.pages, self.memory)
+            PoolRegion(layer, kind, int(a.ctypes.data), a[0].nbytes, self.pages, self.kind_of(layer))
             for (layer, kind), a in self.arrays.items()
         ]
+
+    def kind_of(self, layer: int) -> str:
+        """`mixed`: even layers VRAM, odd ones DRAM."""
+        return self.memory if self.memory != "mixed" else ("VRAM", "DRAM")[layer % 2]
 
     def share(self, page: np.ndarray) -> np.ndarray:
         """This rank's heads of a page of all heads."""

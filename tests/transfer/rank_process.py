@@ -28,7 +28,7 @@ def main() -> None:
         tls_dir=tls or None,
         timeouts=Timeouts(waiting=5, transfer=2, settle=0.5, connect=3, probe=10),
     )
-    card = template(Role(role), pool, incarnation, emulated=memory == "VRAM")
+    card = template(Role(role), pool, incarnation, emulated=memory != "DRAM")
     endpoint = RankEndpoint(card, pool.regions, config)
 
     def say(**answer: object) -> None:

@@ -30,6 +30,8 @@ def ranks():
         (2, 1, ("DRAM", "VRAM"), ""),  # VRAM emulated on host memory
         (2, 1, ("DRAM", "DRAM"), "tcp"),
         (1, 2, ("VRAM", "DRAM"), "tcp"),
+        (2, 1, ("mixed", "mixed"), "tcp"),
+        (1, 2, ("mixed", "mixed"), ""),
     ],
 )
 def test_random_pages_arrive_byte_exact_and_nothing_else_changes(ranks, p, d, memory, ucx_tls):

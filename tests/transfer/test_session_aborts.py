@@ -10,7 +10,7 @@ from kv_world import PAGES, TOKENS, World, ask, give, until
 from pdtransfer.errors import (
     Aborted,
 )
-from pdtransfer.session.api import TransferState
+from pdtransfer.session.api import Timeouts, TransferState
 from pdtransfer.session.frames import Request
 
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
@@ -146,6 +146,29 @@ def test_a_duplicated_request_moves_no_byte_twice_and_one_with_other_pages_moves
     assert until(lambda: decode.endpoint.counters.get("stray_frames", 0) == before + 3)
     assert prefill.agent.posts == posts
     assert decode.pool.untouched([4])
+
+
+@pytest.mark.parametrize("when", ["the roster dropped decode", "its tombstone is gone"])
+def test_a_request_that_comes_twice_is_never_answered_as_settled_while_its_writes_fly(world, when):
+    quick = Timeouts(waiting=0.2, transfer=0.3, settle=0.1, connect=1, probe=5)
+    (prefill,), (decode,) = world.pair(timeouts=quick)
+    prefill.agent.faults.stall_all = True
+    receiver = ask(decode, 1, [4])
+    give(prefill, 1, [1])
+    assert until(lambda: prefill.agent.faults.seen)
+    wiring = decode.endpoint._wiring
+    (peer,) = wiring._peers.values()
+    ((_, leg),) = decode.endpoint._destination._legs_of(peer)
+    if when.startswith("the roster"):
+        prefill.endpoint.apply_peers([])
+    assert receiver.wait(3) is FAILED
+    if when.startswith("its tomb"):
+        time.sleep(1.2)  # 2 * (waiting + transfer)
+    decode.endpoint._core.call(wiring.send, peer, leg.request)
+    time.sleep(0.6)
+    assert not receiver.pages_releasable
+    assert world.hub.unstall(prefill.agent.name) > 0
+    assert until(lambda: receiver.pages_releasable)
 
 
 @pytest.mark.parametrize(

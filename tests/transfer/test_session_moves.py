@@ -41,6 +41,34 @@ def test_every_byte_arrives_and_nothing_else_changes(world, p, d, early):
     assert sum(r.endpoint.inflight for r in (*prefill, *decode)) == 0
 
 
+@pytest.mark.parametrize(("p", "d"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize("kinds", [("mixed", "mixed"), ("mixed", "DRAM"), ("VRAM", "mixed")])
+def test_device_and_host_regions_in_one_request_arrive_whole_and_emulation_shows(world, p, d, kinds):
+    def emulated(card):
+        return card.model_copy(update={"layout": card.layout.model_copy(update={"emulated_vram": True})})
+
+    def plain(card):
+        return card
+
+    prefill = [world.rank(Role.PREFILL, t, p, memory=kinds[0], card=emulated) for t in range(p)]
+    label = plain if kinds[1] == "DRAM" else emulated
+    decode = [world.rank(Role.DECODE, t, d, memory=kinds[1], card=label) for t in range(d)]
+    world.wire(prefill, decode)
+    for rank in prefill:
+        expected = {"mixed": {"VRAM", "DRAM"}, "VRAM": {"VRAM"}}[kinds[0]]
+        assert {r.memory for r in rank.endpoint.card.layout.regions} == expected
+        assert rank.endpoint.card.layout.emulated_vram
+    for rank in (*prefill, *decode):
+        for verdict in rank.endpoint.verdicts:
+            assert verdict.emulated_vram and "emulated" in verdict.evidence
+    receivers = [ask(r, 7, [30, 7, 2]) for r in decode]
+    for rank in prefill:
+        give(rank, 7, [5, 1, 9])
+    for rank, receiver in zip(decode, receivers, strict=True):
+        assert receiver.wait(5) is SUCCESS, receiver.error
+        assert rank.pool.holds(7, [30, 7, 2]) and rank.pool.untouched([30, 7, 2])
+
+
 @pytest.mark.parametrize(("p", "d"), [(2, 1), (1, 2), (2, 2)])
 def test_pipeline_stages_send_their_layers(world, p, d):
     def stages(role, count):

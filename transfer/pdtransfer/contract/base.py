@@ -52,6 +52,12 @@ class MemoryKind(StrEnum):
     DRAM = "DRAM"
 
 
+def stable(model: ContractModel) -> dict[str, Any]:
+    """A model for hashing: without what is at its default, so that a field that a newer peer knows and
+    does not use changes no hash (one that it does use must)."""
+    return model.model_dump(mode="json", exclude_defaults=True)
+
+
 def canonical_json(value: Any) -> bytes:
     """Deterministic JSON (sorted keys, no spaces): equal values give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -5,7 +5,7 @@ Pods are grouped by these, so that checking N x M pods costs the number of disti
 
 from __future__ import annotations
 
-from pdtransfer.contract.base import ContractModel, content_hash
+from pdtransfer.contract.base import ContractModel, content_hash, stable
 from pdtransfer.contract.layout import RankLayout
 
 
@@ -31,7 +31,7 @@ def pair_fingerprint(model: ModelIdentity, layout: RankLayout) -> str:
     return content_hash(
         {
             "v": 1,
-            "model": model.model_dump(mode="json"),
+            "model": stable(model),
             "kv_dtype": layout.kv_dtype,
             "page_tokens": layout.page_tokens,
         }
@@ -40,8 +40,8 @@ def pair_fingerprint(model: ModelIdentity, layout: RankLayout) -> str:
 
 def layout_fingerprint(layout: RankLayout) -> str:
     """Hash of a layout without addresses and devices (which differ between equal pods)."""
-    data = layout.model_dump(mode="json")
-    for region in data["regions"]:
-        region.pop("address")
-        region.pop("device")
+    data = stable(layout)
+    for region in data.get("regions", ()):
+        region.pop("address", None)
+        region.pop("device", None)
     return content_hash(data)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from pdtransfer.contract.base import ContractModel, content_hash
+from pdtransfer.contract.base import ContractModel, content_hash, stable
 from pdtransfer.contract.card import RankCard
 
 
@@ -45,7 +45,7 @@ class Roster(ContractModel):
                 "incarnation": self.incarnation,
                 "peers": {
                     str(r): sorted(
-                        (c.model_dump(mode="json") for c in cards),
+                        (stable(c) for c in cards),
                         key=lambda c: (c["pod_uid"], c["incarnation"], c["agent_name"]),
                     )
                     for r, cards in sorted(self.peers.items())

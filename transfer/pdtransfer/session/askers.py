@@ -48,19 +48,21 @@ class Askers:
     def on_request(self, peer: Peer, request: Request) -> None:
         """Serve, repeat the answer, or refuse."""
         identity = request.identity
-        if peer.retired:
-            self._refuse(peer, request, PeerNotRostered("prefill's roster does not name this rank"))
-            return
         mine = self._wiring.card.incarnation
         if identity.source_incarnation != mine or identity.destination_incarnation != peer.card.incarnation:
             self._refuse(peer, request, PeerReplaced(f"the request is for incarnation {identity.source_incarnation}"))
             return
+        if self._drains(peer, request):
+            return  # its end was told, its acknowledgement follows
         tomb = self._tombs.get(peer.key, identity)
         if tomb is not None:
             if tomb.request and tomb.request != hash(request):
                 self._refuse(peer, request, Aborted("this identity was used for another request"), bury=False)
             else:
                 self._wiring.send(peer, tomb.answer)
+            return
+        if peer.retired:
+            self._refuse(peer, request, PeerNotRostered("prefill's roster does not name this rank"))
             return
         held = self._rooms.leg(request.room, peer.key)
         if held is not None and held.request.attempt == request.attempt:
@@ -117,7 +119,7 @@ class Askers:
                 room.given_up = (time.monotonic() + self._core.timeouts.settle, error)
             self._abandon(leg, error)
             return
-        if any(old.peer is peer and old.request.identity == identity for old in self._rooms.draining):
+        if self._drains(peer, abort):
             return  # acknowledged when it has drained
         tomb = self._tombs.get(peer.key, identity)
         if tomb is None:
@@ -126,6 +128,10 @@ class Askers:
             self.bury(peer, None, AbortAck(**abort.ids))
         elif isinstance(tomb.answer, Done | AbortAck) or tomb.answer.settled:
             self._wiring.send(peer, AbortAck(**abort.ids))
+
+    def _drains(self, peer: Peer, frame: Request | Abort) -> bool:
+        """Handles of this identity are in flight, or one of them errored."""
+        return any(leg.peer is peer and leg.request.identity == frame.identity for leg in self._rooms.draining)
 
     # --- answers ----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, cast
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from pdtransfer.contract.base import ContractModel, canonical_json
+from pdtransfer.contract.base import ContractModel, canonical_json, stable
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.roster import RosterKey
 from pdtransfer.sidecar.model import HeldRoster, PeerRef
@@ -41,7 +41,7 @@ def _keep(card: RankCard) -> _Kept:
         card.cluster_uid,
         PeerRef(card.pod_uid, card.pod_name, card.incarnation, card.rank, card.role),
         (card.pod_uid, card.incarnation, card.agent_name),
-        canonical_json(card.model_dump(mode="json")),
+        canonical_json(stable(card)),
     )
 
 
