@@ -101,7 +101,11 @@ def test_ready_carries_the_first_failing_childs_reason_and_false_goes_before_unk
     assert roll_up(aspects[:3]).message == "PrefillReady: p loads"
     assert roll_up(aspects[:2]).status.value == "Unknown"
     ignored = replace(aspects[1], required=False)
-    assert roll_up([aspects[0], ignored]).status.value == "True"
+    whole = roll_up([aspects[0], ignored])
+    assert (whole.status.value, whole.message) == (
+        "True",
+        "Every condition that is required holds. Not known, and not waited for: FabricReady (NotObservedYet).",
+    )
 
 
 def test_transition_time_moves_with_the_status_only() -> None:

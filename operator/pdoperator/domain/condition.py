@@ -60,12 +60,16 @@ WAITING = frozenset(
 def roll_up(aspects: Iterable[Aspect]) -> Aspect:
     """Ready: the first required aspect that fails, else the first that is False because it waits (often
     for the one that fails), else the first that is Unknown, else True."""
+    aspects = list(aspects)
     listed = [a for a in aspects if a.required and a.status is not ConditionStatus.TRUE]
     ranked = sorted(listed, key=lambda a: (a.status is not ConditionStatus.FALSE, a.reason in WAITING))
     if ranked:
         a = ranked[0]
         return Aspect(ConditionType.READY, a.status, a.reason, f"{a.type.value}: {a.message}")
-    return yes(ConditionType.READY, Reason.ALL_READY, "Every condition that is required holds.")
+    # Ready must not sound like more than it is: what nobody looks after is named.
+    open_ones = ", ".join(f"{a.type.value} ({a.reason.value})" for a in aspects if a.status is ConditionStatus.UNKNOWN)
+    tail = f" Not known, and not waited for: {open_ones}." if open_ones else ""
+    return yes(ConditionType.READY, Reason.ALL_READY, f"Every condition that is required holds.{tail}")
 
 
 def to_conditions(
