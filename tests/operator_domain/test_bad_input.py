@@ -237,6 +237,20 @@ def test_a_pod_whose_answer_can_not_be_used_is_named_in_every_condition_it_fails
         assert decode.name in c["message"] and "fingerprint 0 does not match" in c["message"]
 
 
+def test_a_sidecar_that_has_only_just_started_is_no_news() -> None:
+    w = small()
+    w.step()
+    observed = w.observe()
+    pods = tuple(
+        replace(p, containers=(ContainerSeen("pdtransfer", running=True), ContainerSeen("engine", running=True)))
+        for p in observed.pods
+    )
+    silent = {p.uid: PodAnswer(error="OperatorCannotReachPods", message="connection refused") for p in pods}
+    decide_once(w, replace(observed, pods=pods, answers=silent))
+    assert w.condition("PeersWired")["reason"] == "Wiring"
+    assert w.condition("Ready")["reason"] == "Loading"
+
+
 def test_roles_that_serve_different_models_are_told_apart_with_the_fields() -> None:
     w = small()
     w.step()

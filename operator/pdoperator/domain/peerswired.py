@@ -39,7 +39,8 @@ def peers_wired(pic: Picture) -> Aspect:
             _KIND, Reason.WIRED, f"{count(len(pic.ready_links()), 'pair')} of pods wired, confirmed by both sides"
         )
     counts = ", ".join(f"{len(inside[role])} of {pic.wanted[role]} {role.value}" for role in Role)
-    refused = [r for r in pic.view.refusals if not r.pod.deleting]
+    # One that could not be asked was told above, or it has only just started.
+    refused = [r for r in pic.view.refusals if not r.pod.deleting and r.reason is not Reason.OPERATOR_CANNOT_REACH_PODS]
     if refused:
         first = min(refused, key=lambda r: (not r.stale, r.pod.name))
         return no(_KIND, first.reason, f"wired: {counts}. {first.pod.name}: {_refusal(first)}")
