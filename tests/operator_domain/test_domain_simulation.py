@@ -18,7 +18,7 @@ from pdoperator.domain.actions import (
     SetWorkers,
 )
 from pdoperator.domain.decide import decide
-from pdoperator.domain.observed import PodSeen
+from pdoperator.domain.observed import PodAnswer, PodSeen
 from pdtransfer.contract.base import MemoryKind, Role
 
 
@@ -145,6 +145,42 @@ def test_a_pod_on_a_lost_node_falls_out_by_its_peers_verdicts_though_nobody_can_
     for _ in range(4):
         w.step()
     assert lost.gate == "False"
+
+
+class OtherVersion(World):
+    """An operator that seals cards in another way than the pods (it was upgraded, they were not)."""
+
+    broken: frozenset[str] = frozenset()
+
+    def answer(self, pod: FakePod) -> PodAnswer:
+        told = super().answer(pod)
+        if pod.uid not in self.broken or told.cards is None:
+            return told
+        cards = tuple(c.model_copy(update={"fingerprint": "of another version"}) for c in told.cards.cards)
+        return replace(told, cards=told.cards.model_copy(update={"cards": cards}))
+
+
+def test_cards_that_an_upgraded_operator_can_not_read_unwire_nothing_and_new_pods_are_not_wired_by_them() -> None:
+    w = OtherVersion(quickstart())
+    w.run()
+    w.restart_operator()
+    w.broken = frozenset(w.pods)
+    for _ in range(30):
+        d = w.step()
+        assert not [a for a in d.actions if isinstance(a, SetGate | SetWorkers | DeletePod | CreatePod | PutRoster)]
+    wired = w.condition("PeersWired")
+    assert (wired["status"], wired["reason"]) == ("Unknown", "InvalidCard")
+    assert len(w.routed()) == 3
+    # Evidence still counts: a rank that restarts leaves its sidecar unready.
+    w.restart_rank(w.side(Role.DECODE)[0])
+    w.step()
+    assert w.side(Role.DECODE)[0].gate == "False"
+
+    w = OtherVersion(quickstart())
+    w.step()
+    w.broken = frozenset(w.pods)
+    w.run(20)
+    assert {p.gate for p in w.pods.values()} == {""} and w.routed() == set()
 
 
 def test_what_does_not_fit_launches_nothing_and_a_fix_makes_it_run() -> None:

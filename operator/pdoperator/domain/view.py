@@ -130,7 +130,8 @@ class View:
     peers: tuple[Peer, ...]
     refusals: tuple[Refusal, ...]
     unreachable: tuple[PodSeen, ...]
-    """Running pods that did not answer this time."""
+    """Running pods that did not answer this time, or whose answer nobody here can read although they are
+    wired: nothing is known against them."""
     foreign: frozenset[str] = frozenset()
     """UIDs of pods that the operator does not wire."""
 
@@ -141,6 +142,12 @@ class View:
     def side(self, role: Role) -> tuple[Peer, ...]:
         """Peers of one role."""
         return tuple(p for p in self.peers if p.role is role)
+
+
+def _serves(pod: PodSeen) -> bool:
+    """Wired, and its sidecar still says so. A card of it that can not be read is no evidence against that
+    (an operator of another version reads cards differently): its peers' verdicts and its readiness are."""
+    return pod.kv_wired == "True" and pod.containers_ready
 
 
 _UNREACHED = (Reason.OPERATOR_CANNOT_REACH_PODS, Reason.WRONG_CERTIFICATE)
@@ -163,7 +170,7 @@ def look(observed: Observed, by_revision: bool, foreign: frozenset[str] = frozen
         if isinstance(got, Peer):
             peers.append(got)
         elif isinstance(got, Refusal):
-            if got.reason in _UNREACHED:
+            if got.reason in _UNREACHED or (got.reason is Reason.INVALID_CARD and _serves(pod)):
                 unreachable.append(pod)
             refusals.append(got)
     return View(tuple(peers), tuple(refusals), tuple(unreachable), foreign)
