@@ -55,6 +55,7 @@ class Pod:
     folder: Path
     model: Path
     control: int
+    health: int
     sidecar: subprocess.Popen[bytes]
     engine: Running
 
@@ -72,6 +73,13 @@ class Pod:
         found = self.verdicts().verdicts
         return bool(found) and all(v.state is VerdictState.WIRED for v in found)
 
+    def ready(self) -> bool:
+        return httpx.get(f"http://127.0.0.1:{self.health}/readyz", timeout=5).status_code == 200
+
+    def restart_sidecar(self) -> None:
+        """Started again over what its predecessor left, as the kubelet does."""
+        self.sidecar = start_sidecar(self.role, self.folder, self.control, self.health)
+
     def stop(self) -> None:
         self.engine.stop()
         self.sidecar.terminate()
@@ -88,17 +96,21 @@ def start_engine(role: str, tp: int, folder: Path, model: Path) -> Running:
     )
 
 
-def start_pod(role: str, tp: int, folder: Path, model: Path) -> Pod:
-    folder.mkdir()
-    control = free_port()
+def start_sidecar(role: str, folder: Path, control: int, health: int) -> subprocess.Popen[bytes]:
     command = [
         *(sys.executable, "-m", "pdtransfer.sidecar.main", "--insecure", "--role", role),
         *("--cluster-uid", CLUSTER, "--pod-uid", f"uid-{role}", "--socket", str(folder / "s.sock")),
-        *("--control-port", str(control), "--health-host", "127.0.0.1", "--health-port", str(free_port())),
+        *("--control-port", str(control), "--health-host", "127.0.0.1", "--health-port", str(health)),
     ]
-    with (folder / "sidecar.log").open("wb") as out:
-        sidecar = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=dict(os.environ))
-    return Pod(role, tp, folder, model, control, sidecar, start_engine(role, tp, folder, model))
+    with (folder / "sidecar.log").open("ab") as out:
+        return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=dict(os.environ))
+
+
+def start_pod(role: str, tp: int, folder: Path, model: Path) -> Pod:
+    folder.mkdir()
+    control, health = free_port(), free_port()
+    sidecar = start_sidecar(role, folder, control, health)
+    return Pod(role, tp, folder, model, control, health, sidecar, start_engine(role, tp, folder, model))
 
 
 @pytest.fixture(scope="module")
@@ -172,11 +184,23 @@ def test_rosters_wire_the_pods_a_restart_is_a_new_incarnation_and_a_drain_ends_i
     verdicts = prefill.verdicts().verdicts
     assert len(verdicts) == 2 and all(v.bytes_moved > 0 and v.checksum_ok and v.emulated_vram for v in verdicts)
 
+    # The sidecar alone dies and comes back: what is wired serves on, and the pod is ready again by
+    # itself, with the roster it had.
+    for pod in (prefill, decode):
+        until(pod.ready, f"{pod.role} is ready")
+    prefill.sidecar.kill()
+    prefill.sidecar.wait(5)
+    assert ask(prefill, decode, prompt, 8).json()["output_ids"] == expected
+    prefill.restart_sidecar()
+    until(prefill.ready, "ready after the sidecar's restart")
+    assert (prefill.cards().roster_term, prefill.cards().roster_counter) == (1, 1)
+
     before = prefill.cards().incarnation
     ranks = [r["pid"] for r in prefill.engine.info()["ranks"]]
     os.kill(ranks[0], signal.SIGKILL)
     assert prefill.engine.process.wait(5) == 1
     until(lambda: not prefill.cards().cards, "a dead rank's card is gone")
+    assert not prefill.ready()
     prefill.engine = start_engine("prefill", 1, prefill.folder, prefill.model)
     await_healthy(prefill.engine)
     until(lambda: prefill.cards().complete, "the new incarnation's card")

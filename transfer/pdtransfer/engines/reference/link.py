@@ -35,6 +35,10 @@ class PeerSource(Protocol):
     def stop(self) -> None:
         """End, and take the rank's card away."""
 
+    @property
+    def failed(self) -> BaseException | None:
+        """Why its thread ended by itself."""
+
 
 class Link:
     """An endpoint and where its peers come from."""
@@ -42,6 +46,15 @@ class Link:
     def __init__(self, endpoint: RosteredEndpoint, source: PeerSource | None) -> None:
         self.endpoint = endpoint
         self._source = source
+
+    @property
+    def failed(self) -> str:
+        """What has ended by itself and why, empty while all goes on."""
+        if self.endpoint.failed is not None:
+            return f"the transfer endpoint failed: {self.endpoint.failed}"
+        if self._source is not None and self._source.failed is not None:
+            return f"the link to this rank's peers failed: {self._source.failed!r}"
+        return ""
 
     def stop(self) -> None:
         """Take the card away; no new peers."""

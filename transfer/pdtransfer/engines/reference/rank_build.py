@@ -58,9 +58,10 @@ class Rank:
         )
 
     def check(self) -> None:
-        """Raise when the endpoint's own thread has ended: every transfer would fail from now on."""
-        if self.link is not None and self.link.endpoint.failed is not None:
-            raise RuntimeError(f"the transfer endpoint failed: {self.link.endpoint.failed}")
+        """Raise when a thread of the endpoint or of its link has ended: no transfer would succeed, or
+        no peer be learnt of, from now on."""
+        if self.link is not None and self.link.failed:
+            raise RuntimeError(self.link.failed)
 
     @property
     def told_to_drain(self) -> bool:

@@ -29,6 +29,7 @@ class StaticPeers:
         self._endpoint = endpoint
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="static-peers", daemon=True)
+        self.failed: BaseException | None = None
         self._applied: tuple[RankCard, ...] | None = None
         self._shown: RankCard | None = None
 
@@ -61,11 +62,15 @@ class StaticPeers:
         self._shown = card
 
     def _run(self) -> None:
-        while not self._stop.wait(INTERVAL_S):
-            try:
-                self._follow()
-            except Exception:
-                log.exception("the folder of cards %s could not be followed; trying again", self._folder)
+        try:
+            while not self._stop.wait(INTERVAL_S):
+                try:
+                    self._follow()
+                except Exception:
+                    log.exception("the folder of cards %s could not be followed; trying again", self._folder)
+        except BaseException as error:
+            self.failed = error
+            raise
 
     def _follow(self) -> None:
         self._show()
