@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from kv_world import PAGES, TOKENS, World, ask, give, until
+from kv_world import PAGES, QUICK, READY, TOKENS, World, ask, give, until
 
 from pdtransfer.errors import (
     Aborted,
@@ -146,6 +146,22 @@ def test_a_duplicated_request_moves_no_byte_twice_and_one_with_other_pages_moves
     assert until(lambda: decode.endpoint.counters.get("stray_frames", 0) == before + 3)
     assert prefill.agent.posts == posts
     assert decode.pool.untouched([4])
+
+
+def test_one_decode_rank_that_gave_up_ends_the_send_although_the_other_asks_later(world):
+    (prefill,), decode = world.pair(1, 2)
+    first = ask(decode[1], 1, [4])
+    sender = prefill.endpoint.send(room=1, tokens=TOKENS - 1)
+    assert until(lambda: prefill.endpoint.inflight == 1)
+    time.sleep(0.05)
+    first.abort("retracted")
+    assert first.wait(2) is FAILED
+    ask(decode[0], 1, [4])
+    prefill.pool.fill(1, [1])
+    sender.chunk([1], 0, READY)
+    sender.finish(b"m")
+    assert sender.wait(QUICK.settle + 1) is FAILED and "retracted" in str(sender.error)
+    assert until(lambda: prefill.endpoint.inflight == 0)
 
 
 @pytest.mark.parametrize("when", ["the roster dropped decode", "its tombstone is gone"])

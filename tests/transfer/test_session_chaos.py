@@ -13,7 +13,7 @@ from kv_world import BOOTSTRAP, PAGES, READY, TOKENS, World, until
 
 from pdtransfer.agent.fake import FakeHandle
 from pdtransfer.session.api import Timeouts, TransferState
-from pdtransfer.session.frames import Request
+from pdtransfer.session.frames import Abort, Request
 
 TIMES = Timeouts(waiting=0.8, transfer=0.5, settle=0.1, connect=0.6, probe=3)
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
@@ -155,6 +155,8 @@ def chaos(rng: random.Random, world: World, prefill, decode) -> dict[str, int]:
         elif held:
             rank = rng.choice(decode)
             rank.endpoint._core.call(duplicate, rank)
+            rank = rng.choice(prefill)
+            rank.endpoint._core.call(echo, rank)
         reap()
         time.sleep(rng.random() * 0.02)
     for rank in prefill:
@@ -199,6 +201,17 @@ def duplicate(rank) -> None:
             if leg.sent and leg.peer is not None:
                 assert isinstance(leg.request, Request)
                 rank.endpoint._wiring.send(leg.peer, leg.request)
+                if receive.key in side._settling:
+                    rank.endpoint._wiring.send(leg.peer, Abort(**leg.request.ids, reason="again"))
+
+
+def echo(rank) -> None:
+    """Repeat every answer that was given, long after it was."""
+    wiring = rank.endpoint._wiring
+    for (key, _), tomb in list(rank.endpoint._source.askers._tombs._held.items()):
+        peer = wiring.peers.get(key)
+        if peer is not None:
+            wiring.send(peer, tomb.answer)
 
 
 def test_golden_bytes_differ_between_rooms():

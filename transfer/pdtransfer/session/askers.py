@@ -111,13 +111,10 @@ class Askers:
         identity = abort.identity
         leg = self._rooms.leg(abort.room, peer.key)
         if leg is not None and leg.request.identity == identity:
-            room = self._rooms.open.get(abort.room)
-            error = Aborted(f"decode gave up: {abort.reason}", room=abort.room, peer=peer.label)
-            if room is not None and room.legs.get(peer.key) is leg:
-                # A retracted request may come back with its next attempt, in either order with
-                # the engine's next send: keep what was handed over for a moment.
-                room.given_up = (time.monotonic() + self._core.timeouts.settle, error)
-            self._abandon(leg, error)
+            # A retracted request may come back with its next attempt, in either order with the
+            # engine's next send: keep what was handed over for a moment.
+            leg.retry_until = time.monotonic() + self._core.timeouts.settle
+            self._abandon(leg, Aborted(f"decode gave up: {abort.reason}", room=abort.room, peer=peer.label))
             return
         if self._drains(peer, abort):
             return  # acknowledged when it has drained

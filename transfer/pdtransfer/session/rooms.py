@@ -26,6 +26,8 @@ class Leg:
     error: TransferError | None = None
     done: bool = False
     sent: set[int] = field(default_factory=set)
+    retry_until: float = 0.0
+    """Decode aborted it: until then it may ask again, and the room goes on."""
 
     @property
     def over(self) -> bool:
@@ -43,8 +45,6 @@ class Room:
     metadata: bytes | None = None
     legs: dict[PeerKey, Leg] = field(default_factory=dict)
     error: TransferError | None = None
-    given_up: tuple[float, TransferError] | None = None
-    """A decode rank aborted: when the room fails, and with what, unless it asks again."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def tell(self) -> None:

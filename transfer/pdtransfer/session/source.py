@@ -104,7 +104,6 @@ class SourceSide:
 
     def _attach(self, room: Room, leg: Leg) -> None:
         room.legs[leg.peer.key] = leg
-        room.given_up = None
         if leg.request.tokens != room.sender.tokens:
             error = LayoutMismatch(
                 f"decode asks for {leg.request.tokens} tokens, prefill has {room.sender.tokens}",
@@ -218,7 +217,8 @@ class SourceSide:
             wanted = room.required if room.legs else "the"
             late = DeadlineExceeded(f"{len(room.legs)} of {wanted} decode ranks asked in time", room=number)
             self._fail_room(room, late)
-        elif room.given_up is not None and now > room.given_up[0]:
-            self._fail_room(room, room.given_up[1])
+        elif (gone := next((g for g in room.legs.values() if g.error and now > g.retry_until), None)) is not None:
+            assert gone.error is not None
+            self._fail_room(room, gone.error)
         elif room.metadata is None and now > room.deadline + self._core.timeouts.transfer:
             self._fail_room(room, DeadlineExceeded("prefill handed over nothing more", room=number))
