@@ -43,6 +43,8 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB
         # The error is above what the shutdown says.
         ("ValueError: bad page size 3\nINFO stopping workers\nINFO bye\n", "ValueError: bad page size 3"),
         ("starting\nserving on 30000\n", "serving on 30000"),
+        ("2026-11-29 16:20:46,745 leader CRITICAL no start\n", "leader CRITICAL no start"),
+        ("[2026-11-29T16:20:46Z] rank failed\n", "rank failed"),
         ("10%\r50%\rbroken: cannot read shard 3\r\n", "broken: cannot read shard 3"),
     ],
 )  # fmt: skip
@@ -152,6 +154,28 @@ def test_a_pod_that_starts_no_container_says_why_or_where_to_look(
     assert found is reason
     for words in says:
         assert words in message
+
+
+def test_a_program_that_an_image_does_not_hold_is_no_crash_and_too_little_memory_says_what_to_raise() -> None:
+    runtime = (
+        "failed to create containerd task: runc create failed: unable to start container process: "
+        'exec: "pdtransfer-sidecar": executable file not found in $PATH: unknown'
+    )
+    sidecar = ContainerSeen("pdtransfer", waiting_reason="CrashLoopBackOff", restarts=2, last_exit_code=128,
+                            last_exit_reason="StartError", last_exit_message=runtime)  # fmt: skip
+    reason, message = diagnose(seen(containers=(sidecar,)), False, "", True)
+    assert reason is Reason.CANNOT_START
+    assert message == (
+        'c-prefill-0 container pdtransfer can not start: exec: "pdtransfer-sidecar": executable file not found in '
+        "$PATH: unknown. Check that spec.transfer.image is an image that holds this program."
+    )
+    between = replace(sidecar, waiting_reason="")
+    assert diagnose(seen(containers=(between,)), False, "", True) == (reason, message)
+    engine = ContainerSeen("engine", waiting_reason="CrashLoopBackOff", restarts=1, last_exit_code=137,
+                           last_exit_reason="OOMKilled")  # fmt: skip
+    reason, message = diagnose(seen(containers=(engine,)), False, "", True)
+    assert reason is Reason.CRASHING
+    assert "restarted 1 time: engine exited with 137 OOMKilled. Raise the memory limit" in message
 
 
 def test_events_are_read_only_for_pods_of_which_nothing_else_tells() -> None:

@@ -15,6 +15,8 @@ _LOOKED_AT = 12
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_STAMP = re.compile(r"^\s*\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s*")
+"""A time would make every restart a new message."""
 _BLANKS = re.compile(r"\s+")
 _ERROR = re.compile(r"error|exception|fatal|critical|failed|failure|cannot|can not|can't|not found|is not|refus|denied"
                     r"|out of memory|no such|killed|abort|unrecognized|invalid|unable", re.IGNORECASE)  # fmt: skip
@@ -47,7 +49,8 @@ def last_words(text: str, limit: int = LIMIT) -> str:
         return ""
     recent = told[-_LOOKED_AT:]
     chosen = next((line for line in reversed(recent) if _ERROR.search(line)), recent[-1])
-    return bounded(redact(_BLANKS.sub(" ", chosen).strip()), limit)
+    said = _STAMP.sub("", chosen, count=1) or chosen
+    return bounded(redact(_BLANKS.sub(" ", said).strip()), limit)
 
 
 def bounded(text: str, limit: int = LIMIT) -> str:

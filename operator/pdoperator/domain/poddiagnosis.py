@@ -16,6 +16,12 @@ from pdoperator.domain.words import count
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _CANNOT_START = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError")
 _CRASH = ("CrashLoopBackOff",)
+_NEVER_RAN = ("StartError", "ContainerCannotRun")
+_IMAGE_OF = {
+    names.CONTAINER_ENGINE: "spec.engine.image",
+    names.CONTAINER_SIDECAR: "spec.transfer.image",
+    names.CONTAINER_ROUTER: "spec.router.image",
+}
 _VOLUMES = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 
 _NOT_SYNCED = "failed to sync"
@@ -61,14 +67,23 @@ def diagnose(
     if found is not None:
         return found
     evidence = exit_evidence(pod)
-    stuck = _waiting(pod, _CRASH)
+    # Between two tries the kubelet says nothing but how the last one ended.
+    stuck = _waiting(pod, _CRASH) or next((c for c in pod.containers if c.last_exit_code and not c.running), None)
     engine = next((c for c in pod.containers if c.name == names.CONTAINER_ENGINE), None)
     if stuck or (engine and engine.restarts and not engine.ready and evidence and not pod.containers_ready):
         which = stuck or engine or ContainerSeen(names.CONTAINER_ENGINE)
+        if which.last_exit_reason in _NEVER_RAN:
+            return (
+                Reason.CANNOT_START,
+                f"{pod.name} container {which.name} can not start: {_sentence(_runtime_says(which))} Check that "
+                f"{_IMAGE_OF.get(which.name, 'its image')} is an image that holds this program.",
+            )
+        killed = which.last_exit_reason == "OOMKilled"
+        memory = "Raise the memory limit, or lower what the container holds. " if killed else ""
         return (
             Reason.CRASHING,
             f"{pod.name} restarted {count(which.restarts, 'time')}: {_sentence(evidence or 'exit code unknown')} "
-            f"See kubectl logs {pod.name} -c {which.name} --previous.",
+            f"{memory}See kubectl logs {pod.name} -c {which.name} --previous.",
         )
     if engine is None or not engine.running:
         return Reason.LAUNCHING, f"{pod.name} is starting its containers"
@@ -126,6 +141,11 @@ def _cannot_start(pod: PodSeen, now: float) -> tuple[Reason, str] | None:
             f"{pod.name}.",
         )
     return None
+
+
+def _runtime_says(container: ContainerSeen) -> str:
+    """The container runtime's cause, without the chain of who passed it on."""
+    return one_line(container.last_exit_message.rpartition("unable to start container process: ")[2], 600)
 
 
 def _sentence(text: str) -> str:
