@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_world import BOOTSTRAP, READY, TOKENS, World, until
+from kv_world import BOOTSTRAP, READY, TOKENS, until
 
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.verdict import VerdictState
@@ -65,13 +65,6 @@ class Authority:
             key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         )
         return str(folder)
-
-
-@pytest.fixture
-def world():
-    made = World()
-    yield made
-    made.close()
 
 
 def introduce(prefill, decode) -> None:
@@ -188,19 +181,7 @@ def test_a_client_without_certificate_or_without_tls_gets_nothing(world, tmp_pat
     folder = ca.issue(tmp_path / "p")
     prefill = world.rank(Role.PREFILL, tls_dir=folder)
     host, port = prefill.endpoint.card.control.split(":")
-    hello = encode(
-        Hello(
-            cluster_uid="cluster-1",
-            pod_uid="x",
-            incarnation="y",
-            rank=0,
-            agent_name="z",
-            layout_hash="",
-            to_pod_uid="prefill-pod",
-            to_incarnation="prefill-1",
-            to_rank=0,
-        )
-    )
+    hello = encode(STRANGER)
     context = ssl.create_default_context(cafile=str(tmp_path / "p" / "ca.crt"))
     for wrap in (False, True):
         with socket.create_connection((host, int(port)), timeout=3) as plain:
@@ -262,17 +243,7 @@ def test_a_silent_client_is_dropped_after_the_connect_deadline(world):
 )
 def test_a_stranger_is_refused_by_name_at_once(world, change, reason):
     rank = world.rank(Role.PREFILL)
-    hello = Hello(
-        cluster_uid="cluster-1",
-        pod_uid="x",
-        incarnation="y",
-        rank=0,
-        agent_name="z",
-        layout_hash="",
-        to_pod_uid="prefill-pod",
-        to_incarnation="prefill-1",
-        to_rank=0,
-    ).model_copy(update=change)
+    hello = STRANGER.model_copy(update=change)
     answer = decode(talk(rank, encode(hello))[HEADER.size :])
     assert getattr(answer, "reason", None) == reason
 

@@ -18,14 +18,6 @@ DEADLINE = 2 + 0.5 + 1
 """Seconds: transfer, settle, slack."""
 
 
-@pytest.fixture
-def ranks():
-    made = Ranks()
-    yield made
-    for rank in made.all:
-        rank.end()
-
-
 def wire(prefill: RankProcess, decode: RankProcess) -> None:
     for rank, other in ((prefill, decode), (decode, prefill)):
         rank.tell("peers", cards=[other.card.model_dump_json()])

@@ -9,17 +9,8 @@ import time
 
 import pytest
 from kv_world import PAGES
-from nixl_ranks import Ranks
 
 pytestmark = pytest.mark.nixl
-
-
-@pytest.fixture
-def ranks():
-    made = Ranks()
-    yield made
-    for rank in made.all:
-        rank.end()
 
 
 @pytest.mark.parametrize(

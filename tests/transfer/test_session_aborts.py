@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from kv_world import PAGES, QUICK, READY, TOKENS, World, ask, give, until
+from kv_world import PAGES, QUICK, READY, TOKENS, ask, give, until
 
 from pdtransfer.errors import (
     Aborted,
@@ -14,13 +14,6 @@ from pdtransfer.session.api import Timeouts, TransferState
 from pdtransfer.session.frames import Request
 
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
-
-
-@pytest.fixture
-def world():
-    made = World()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("when", ["before request", "before chunks", "mid transfer"])

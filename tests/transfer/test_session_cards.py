@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kv_world import World, ask, until
+from kv_world import ask, until
 
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.layout import HeadSlice
@@ -15,13 +15,6 @@ from pdtransfer.errors import (
 from pdtransfer.session.api import TransferState
 
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
-
-
-@pytest.fixture
-def world():
-    made = World()
-    yield made
-    made.close()
 
 
 def test_an_unrostered_bootstrap_is_refused_at_once(world):

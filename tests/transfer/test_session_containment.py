@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kv_world import READY, TOKENS, World, ask, give, until
+from kv_world import READY, TOKENS, ask, give, until
 
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.card import RankCard
@@ -17,13 +17,6 @@ from pdtransfer.session.frames import ProbeOpen, Sample
 from pdtransfer.session.scratch import SLOTS
 
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
-
-
-@pytest.fixture
-def world():
-    made = World()
-    yield made
-    made.close()
 
 
 BROKEN = {

@@ -24,13 +24,6 @@ from pdtransfer.session.api import Timeouts, TransferState
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
 
 
-@pytest.fixture
-def world():
-    made = World()
-    yield made
-    made.close()
-
-
 def test_a_receive_that_prefill_never_serves_ends_at_its_deadline(world):
     quick = Timeouts(waiting=0.4, transfer=1, settle=0.2, connect=1, probe=5)
     _, (decode,) = world.pair(timeouts=quick)

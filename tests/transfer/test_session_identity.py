@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from kv_world import BOOTSTRAP, READY, TOKENS, World, ask, give, until
+from kv_world import BOOTSTRAP, READY, TOKENS, ask, give, until
 
 from pdtransfer.contract.base import Role
 from pdtransfer.errors import Aborted, LayoutMismatch, RoomTaken
@@ -13,13 +13,6 @@ from pdtransfer.session.api import Timeouts, TransferState
 from pdtransfer.session.frames import MAX_METADATA, MAX_PAGES
 
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
-
-
-@pytest.fixture
-def world():
-    made = World()
-    yield made
-    made.close()
 
 
 def test_an_identity_used_again_for_the_same_pages_never_succeeds_without_its_bytes(world):

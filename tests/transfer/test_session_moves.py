@@ -6,19 +6,12 @@ import threading
 import time
 
 import pytest
-from kv_world import TOKENS, World, ask, give
+from kv_world import TOKENS, ask, give
 
 from pdtransfer.contract.base import Role
 from pdtransfer.session.api import TransferState
 
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
-
-
-@pytest.fixture
-def world():
-    made = World()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(("p", "d"), [(1, 1), (2, 2), (2, 1), (1, 2), (4, 1), (1, 4)])

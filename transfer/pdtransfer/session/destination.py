@@ -266,7 +266,7 @@ class DestinationSide:
             if not leg.sent:
                 self._settle(receive, leg)
             elif leg.peer is not None:
-                self._wiring.send(leg.peer, Abort(**leg.request.ids, reason=error.reason))
+                self._wiring.send(leg.peer, Abort(**leg.request.ids, reason=f"{error.reason}: {error.message}"))
         if all(leg.settled for leg in receive.legs.values()):
             self._settling.pop(receive.key, None)
         self._core.count("receives_failed")
