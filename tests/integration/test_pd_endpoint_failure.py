@@ -16,7 +16,7 @@ from pdtransfer.engines.reference.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.nixl
 
-BREAKER = '''
+BREAKER = """
 import sys, threading, time
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def watch():
         agent.NixlAgent.progress = progress
 
 threading.Thread(target=watch, daemon=True).start()
-'''
+"""
 """A sitecustomize of the engine's processes: breaks the agent of every rank once a file is there."""
 
 

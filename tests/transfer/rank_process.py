@@ -78,6 +78,11 @@ def main() -> None:
             pages = command["pages"]
             everything = command.get("all", pages)
             say(holds=pool.holds(command["room"], pages), untouched=pool.untouched(everything))
+        elif do == "reuse":
+            # The pages are another request's from now on: a late write would show.
+            for array in pool.arrays.values():
+                array[:] = 0
+            say(ok=True)
         elif do == "counters":
             say(**endpoint.counters)
         elif do == "close":
