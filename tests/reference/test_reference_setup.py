@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,3 +101,14 @@ def test_a_tp_size_that_does_not_divide_the_heads_is_refused(
 def test_each_start_is_another_incarnation() -> None:
     first, second = (parse_options(["--model-path", "m"]).incarnation for _ in range(2))
     assert first != second
+
+
+def test_a_taken_port_is_said_at_once_and_not_after_loading(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        began = time.monotonic()
+        assert main(["--model-path", str(tiny), "--port", str(port)]) == 2
+    assert time.monotonic() - began < 2
+    assert f"--port {port} can not be listened on" in capsys.readouterr().err

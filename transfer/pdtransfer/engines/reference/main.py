@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -77,6 +78,8 @@ def main(argv: list[str] | None = None) -> int:
         config = load_config(options.model_path)
         config.check_tensor_parallel(options.tp_size)
         codec = TextCodec(options.model_path, config.vocab)
+        # Before the seconds or minutes of loading: a taken port is refused at once, and kept until then.
+        listening = bind(options.host, options.port)
     except SetupError as error:
         return _refuse(error)
     # Until the server's loop takes the signal over, SIGTERM ends the group at once.
@@ -89,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
         crash.engine = engine
         ranks.watch(lambda rank, code: crash(f"rank {rank} died with exit code {code}"))
         engine.start()
-        asyncio.run(_serve(Served(options, config, codec, engine)))
+        asyncio.run(_serve(Served(options, config, codec, engine), listening))
         engine.stop()
     except SetupError as error:
         return _refuse(error)
@@ -98,6 +101,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     finally:
         signal.signal(signal.SIGTERM, before)
+        listening.close()
         ranks.stop(Stop() if crash.engine is not None and not crash.engine.failed else None)
     return 1 if engine.failed else 0
 
@@ -121,7 +125,23 @@ def _server(app: Starlette, host: str, port: int) -> _Server:
     )
 
 
-async def _serve(served: Served) -> None:
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet; SetupError when the address can not be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise SetupError(f"--host {host} is no address of this machine: {error}") from error
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError as error:
+        made.close()
+        raise SetupError(f"--host {host} --port {port} can not be listened on: {error.strerror}") from error
+    return made
+
+
+async def _serve(served: Served, listening: socket.socket) -> None:
     options = served.options
     server = _server(make_app(served), options.host, options.port)
     drains: list[asyncio.Future[None]] = []
@@ -138,7 +158,7 @@ async def _serve(served: Served) -> None:
 
         served.engine.prepare = Introductions(served.engine).prepare
     if not (options.introduces and options.mode == "prefill"):
-        await server.serve()
+        await server.serve([listening])
         return
     from pdtransfer.engines.reference.bootstrap import bootstrap_app
 
@@ -146,7 +166,7 @@ async def _serve(served: Served) -> None:
     meeting = _server(bootstrap_app(served.engine), options.host, options.bootstrap_port)
     beside = asyncio.ensure_future(meeting.serve())
     try:
-        await server.serve()
+        await server.serve([listening])
     finally:
         meeting.should_exit = True
         await beside
