@@ -266,6 +266,18 @@ def test_verification_reports_the_slowest_rank_pair_and_fails_on_a_bad_checksum(
     assert verify([bad]).failed
 
 
+def test_bandwidth_is_that_of_the_large_write_where_the_sidecar_tells_it() -> None:
+    # Small READs make the whole probe slow; the large WRITE ran at 3 GB/s here and 2 GB/s there.
+    link = judge(
+        P,
+        D,
+        told(P, D, VerdictState.WIRED, bandwidth=3e9),
+        told(D, P, VerdictState.WIRED, seconds=1.0, bandwidth=2e9),
+        rank_pairs(P, D),
+    )
+    assert verify([link]).bandwidth == pytest.approx(2e9)
+
+
 def test_too_little_bandwidth_is_named() -> None:
     w = World(quickstart(transfer__verification={"minBandwidth": "10G"}))
     for _ in range(8):

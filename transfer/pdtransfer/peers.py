@@ -187,6 +187,6 @@ def first_verdict(mine: RankCard, peer: RankCard) -> Verdict:
 
 def judged(held: Verdict, state: VerdictState, reason: str, message: str, **proof: Any) -> Verdict:
     """The next verdict about the same peer. `proof` is of this finding alone: none stays from before."""
-    none = {"bytes_moved": 0, "seconds": 0.0, "checksum_ok": False, "transport": "", "evidence": ""}
+    none = {"bytes_moved": 0, "seconds": 0.0, "bandwidth": 0.0, "checksum_ok": False, "transport": "", "evidence": ""}
     found = {**none, **proof, "state": state, "reason": reason, "message": message, "at": time.time()}
     return held.model_copy(update=found)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pdoperator.domain.links import Link, LinkState
 from pdoperator.domain.words import rate
 from pdtransfer.contract.base import content_hash
+from pdtransfer.contract.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,13 @@ def verify(links: Iterable[Link]) -> Verification:
         if link.state is not LinkState.GOOD or not probes:
             continue
         proven += 1
-        # The ranks of a pair of pods move at once: their rates add up per side that probed.
         spent = max(v.seconds for v in probes)
         size = sum(v.bytes_moved for v in probes)
         moved += size
         seconds += spent
-        rate = min(v.bytes_moved / v.seconds for v in probes if v.seconds > 0) if spent > 0 else 0.0
-        if slowest is None or rate < slowest:
-            slowest, where = rate, f"{link.prefill.name} to {link.decode.name}"
+        pair = min(_rate(v) for v in probes)
+        if slowest is None or pair < slowest:
+            slowest, where = pair, f"{link.prefill.name} to {link.decode.name}"
         transports |= {v.transport for v in probes if v.transport}
         evidence |= {v.evidence for v in probes if v.evidence}
         emulated |= any(v.emulated_vram for v in probes)
@@ -83,6 +83,13 @@ def verify(links: Iterable[Link]) -> Verification:
         slowest=where,
         failed=failed,
     )
+
+
+def _rate(verdict: Verdict) -> float:
+    """Bytes per second: of the probe's one large WRITE where it is told (an older sidecar tells none)."""
+    if verdict.bandwidth > 0:
+        return verdict.bandwidth
+    return verdict.bytes_moved / verdict.seconds if verdict.seconds > 0 else 0.0
 
 
 def proof_key(links: Iterable[Link]) -> str:

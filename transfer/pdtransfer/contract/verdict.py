@@ -34,6 +34,8 @@ class Verdict(ContractModel):
     message: str = ""
     bytes_moved: int = 0
     seconds: float = 0.0
+    bandwidth: float = 0.0
+    """Bytes per second of the probe's largest WRITE; 0 when it was not told."""
     checksum_ok: bool = False
     transport: str = ""
     evidence: str = ""

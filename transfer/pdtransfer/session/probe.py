@@ -64,6 +64,8 @@ class ProbeResult:
 
     nbytes: int
     seconds: float
+    rate: float
+    """Bytes per second of the one large WRITE; the small READs before it measure latency."""
     stable_samples: int
     samples: int
     lane: Lane
@@ -142,7 +144,8 @@ class Prober:
             size = min(BLOCK, grant.nbytes)
             block = os.urandom(size)
             self.scratch.write(mine, block)
-            seconds += await self._move(peer, "WRITE", mine, grant.address, size, MemoryKind.DRAM, 0)
+            wrote = await self._move(peer, "WRITE", mine, grant.address, size, MemoryKind.DRAM, 0)
+            seconds += wrote
             checked = await self._ask(peer, ProbeCheck(seq=seq), seq, ProbeChecked)
             if checked.digest != digest(block):
                 raise ChecksumMismatch("a WRITE to scratch arrived changed", peer=peer.label)
@@ -150,7 +153,7 @@ class Prober:
             moved += size
             same_host = _host(peer.card.control) == _host(self._card().control)
             taken = lane(self._hcas, counted, counted_bytes(self._hcas), moved, same_host=same_host)
-            return ProbeResult(moved, seconds, len(stable), len(samples), taken)
+            return ProbeResult(moved, seconds, size / max(wrote, 1e-9), len(stable), len(samples), taken)
         finally:
             if mine is not None:
                 if mine in self._active:

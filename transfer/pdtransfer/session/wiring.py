@@ -224,6 +224,7 @@ class Wiring:
             f"{changed} of {result.samples} sampled pages changed meanwhile" if changed else "",
             bytes_moved=result.nbytes,
             seconds=result.seconds,
+            bandwidth=result.rate,
             checksum_ok=True,
             transport=result.lane.transport,
             evidence=f"checksummed READ and WRITE; {result.lane.evidence}{emulated}",
