@@ -187,6 +187,7 @@ def told(own: Peer, other: Peer, state: VerdictState, **changes: Any) -> Told | 
             state=state,
             bytes_moved=1000,
             seconds=changes.get("seconds", 1e-6),
+            bandwidth=changes.get("bandwidth", 0.0),
             checksum_ok=changes.get("checksum_ok", True),
             transport="tcp",
             at=changes.get("at", 1.0),
