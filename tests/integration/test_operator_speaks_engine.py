@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from pdoperator.api.spec import PDClusterSpec
-from pdoperator.domain import containers
+from pdoperator.domain import containers, engine_command
 from pdoperator.domain.settings import DecideSettings
 from pdtransfer.contract.base import Role
 from pdtransfer.engines.reference import options
@@ -22,7 +22,6 @@ def _spec(change: dict[str, Any]) -> PDClusterSpec:
 
 
 @pytest.mark.parametrize("side", list(Role))
-@pytest.mark.parametrize("with_sidecar", [True, False])
 @pytest.mark.parametrize(
     ("change", "kv_memory"),
     [
@@ -31,15 +30,15 @@ def _spec(change: dict[str, Any]) -> PDClusterSpec:
     ],
 )
 def test_reference_takes_the_engine_command(
-    side: Role, with_sidecar: bool, change: dict[str, Any], kv_memory: dict[str, str], tmp_path: Path
+    side: Role, change: dict[str, Any], kv_memory: dict[str, str], tmp_path: Path
 ) -> None:
     spec = _spec(change)
     role = spec.prefill if side is Role.PREFILL else spec.decode
-    command, args = containers.engine_command(spec, side, role, with_sidecar=with_sidecar)
+    command, args = engine_command.engine_command(spec, side, role)
     assert command == ["pdtransfer-reference"]
     model = tmp_path / "model"
     model.mkdir()
-    found = options.parse_options([str(model) if a == containers.model_path(spec) else a for a in args])
+    found = options.parse_options([str(model) if a == engine_command.model_path(spec) else a for a in args])
     assert found.tp_size == role.tensor_parallel_size
     assert found.mode == side.value
     assert found.kv_memory == kv_memory[side.value]

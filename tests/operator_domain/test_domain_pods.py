@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +67,7 @@ def test_sglang_with_its_own_backend_has_no_sidecar_and_the_owned_flags() -> Non
     )
     p = pod(raw)
     assert "initContainers" not in p["spec"]
+    assert [v["name"] for v in p["spec"]["volumes"]] == ["dshm", "model"]
     assert p["spec"]["containers"][0]["command"] == ["python3", "-m", "sglang.launch_server"]
     assert flag(p, "--host") == "0.0.0.0"
     assert flag(p, "--disaggregation-transfer-backend") == "nixl"
@@ -80,7 +78,9 @@ def test_sglang_with_its_own_backend_has_no_sidecar_and_the_owned_flags() -> Non
 
 def test_hierarchical_cache_on_decode_brings_the_flag_that_makes_it_legal() -> None:
     raw = quickstart(
-        engine={"type": "SGLang", "image": "sg:1"}, decode__hierarchicalCache={"ratio": 2, "writePolicy": "write_back"}
+        transfer__backend="NIXL",
+        engine={"type": "SGLang", "image": "sg:1"},
+        decode__hierarchicalCache={"ratio": 2, "writePolicy": "write_back"},
     )
     args = pod(raw)["spec"]["containers"][0]["args"]
     assert "--enable-hierarchical-cache" in args and "--disaggregation-decode-enable-radix-cache" in args
@@ -155,9 +155,12 @@ def test_no_mount_or_variable_of_a_user_takes_the_place_of_ours() -> None:
         "/run/pdtransfer",
         "/etc/pdtransfer/tls",
     ]
-    raw = quickstart(engine__type="SGLang", decode__env=[{"name": "PYTHONPATH", "value": "/mine"}])
-    env = [e for e in pod(raw)["spec"]["containers"][0]["env"] if e["name"] == "PYTHONPATH"]
-    assert env == [{"name": "PYTHONPATH", "value": "/opt/pdtransfer/plugin:/mine"}]
+    raw = quickstart(decode__env=[{"name": "POD_UID", "value": "mine"}, {"name": "PYTHONPATH", "value": "/mine"}])
+    env = [e for e in pod(raw)["spec"]["containers"][0]["env"] if e["name"] in ("POD_UID", "PYTHONPATH")]
+    assert env == [
+        {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        {"name": "PYTHONPATH", "value": "/mine"},
+    ]
 
 
 def test_every_child_is_owned_without_blocking_deletion() -> None:
@@ -215,14 +218,6 @@ def test_with_isolation_by_revision_and_with_foreign_backends_both_roles_share_o
     for raw in (quickstart(rollout={"isolation": "Revision"}), quickstart(transfer__backend="NIXL")):
         spec = PDClusterSpec.model_validate(raw)
         assert role_revision(spec, Role.PREFILL) == role_revision(spec, Role.DECODE)
-
-
-def test_the_plugin_is_copied_with_the_metadata_that_names_its_entry_point(tmp_path: Path) -> None:
-    p = pod(quickstart(engine={"type": "SGLang", "image": "sg:1"}))
-    command = next(c for c in p["spec"]["initContainers"] if c["name"] == "pdtransfer-plugin")["command"]
-    subprocess.run([sys.executable, *command[1:-1], str(tmp_path)], check=True, timeout=60)
-    assert (tmp_path / "pdtransfer" / "contract" / "card.py").is_file()
-    assert list(tmp_path.glob("pdcluster*-info/entry_points.txt"))
 
 
 def test_reference_takes_the_command_line_that_the_operator_writes() -> None:

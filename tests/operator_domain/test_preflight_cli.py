@@ -103,7 +103,7 @@ def test_geometry_is_read_from_a_local_model(tmp_path: Path, capsys: pytest.Capt
     "argument", ["--tp-size=4", "--tp_size", "--tensor-par", "--page-size", "--host", "--kv_cache_dtype=auto"]
 )
 def test_owned_flags_are_refused_in_every_spelling(argument: str) -> None:
-    raw = quickstart(engine={"type": "SGLang", "image": "sg:1"})
+    raw = quickstart(engine={"type": "SGLang", "image": "sg:1"}, transfer__backend="NIXL")
     spec = PDClusterSpec.model_validate(raw)
     spec = spec.model_copy(update={"decode": spec.decode.model_copy(update={"extra_args": (argument, "1")})})
     failed = [f for f in preflight(spec).findings if f.status == "Fail"]
@@ -120,6 +120,17 @@ def test_rdma_without_anything_that_brings_an_hca_is_refused_and_tcp_is_warned_a
     assert fails() == set()
     warned = preflight(PDClusterSpec.model_validate(quickstart())).of("Warn")
     assert [f.rule for f in warned] == ["TCPFabric"]
+
+
+def test_sglang_with_our_backend_is_refused_by_name_until_its_plugin_exists() -> None:
+    sglang = {"type": "SGLang", "image": "sg:1"}
+    spec = PDClusterSpec.model_validate(quickstart(engine=sglang))
+    (finding,) = [f for f in preflight(spec).findings if f.rule == "EngineNotSupportedYet"]
+    assert finding.status == "Fail"
+    assert "Reference" in finding.action and "NIXL or Mooncake" in finding.action
+    assert "EngineNotSupportedYet" in fails(engine={"image": "sg:1"})  # both fields at their defaults
+    for backend in ("NIXL", "Mooncake"):
+        assert "EngineNotSupportedYet" not in fails(engine=sglang, transfer__backend=backend)
 
 
 def test_several_nodes_per_replica_are_refused_for_now() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pdoperator.api import names
 from pdoperator.api.cel_flags import abbreviation_patterns, flag_pattern
-from pdoperator.domain.containers import OWN_ENV
+from pdoperator.domain.container_env import OWN_ENV
 from pdoperator.domain.engine_flags import OWNED
 
 MAX_NAME = 40
@@ -28,11 +28,10 @@ OWNED_VOLUMES = (
     names.VOLUME_SOCKET,
     names.VOLUME_TLS,
     names.VOLUME_SHM,
-    "pdtransfer-plugin",
 )
-OWNED_MOUNTS = (names.MODEL_PATH, names.SOCKET_DIR, names.TLS_DIR, names.PLUGIN_DIR, "/dev/shm")
-_NOTHING_BELOW = (names.SOCKET_DIR, names.TLS_DIR, names.PLUGIN_DIR)
-"""Whoever replaces a file in these decides whom a rank talks to, or what runs in it."""
+OWNED_MOUNTS = (names.MODEL_PATH, names.SOCKET_DIR, names.TLS_DIR, "/dev/shm")
+_NOTHING_BELOW = (names.SOCKET_DIR, names.TLS_DIR)
+"""Whoever replaces a file in these decides whom a rank talks to."""
 _OWNED_MOUNT = f"^({'|'.join(OWNED_MOUNTS)})/?$|^({'|'.join(_NOTHING_BELOW)})/"
 _ODD_PATH = "^[^/]|//|/[.][.]?(/|$)"
 

@@ -38,7 +38,6 @@ MODEL_PATH = "/mnt/models"
 SOCKET_DIR = "/run/pdtransfer"
 SOCKET_PATH = "/run/pdtransfer/sidecar.sock"
 TLS_DIR = "/etc/pdtransfer/tls"
-PLUGIN_DIR = "/opt/pdtransfer/plugin"
 
 # Ports.
 PORT_ENGINE_HTTP = 30000

@@ -135,12 +135,13 @@ class TransferSpec(ApiModel):
 
     backend: Backend = Field(
         default=Backend.PDCLUSTER,
-        description="Who moves the KV: PDCluster (this project's module), or SGLang's own NIXL or Mooncake, whose "
-        "limits then apply in the fit check and whose peers the operator does not wire.",
+        description="Who moves the KV: PDCluster (this project's module; in this version with the Reference engine "
+        "only), or SGLang's own NIXL or Mooncake, whose limits then apply in the fit check and whose peers the "
+        "operator does not wire.",
     )
     image: Text | None = Field(
         default=None,
-        description="Image with the transfer sidecar and the engine plugin. Defaults to the operator's own.",
+        description="Image with the transfer sidecar. Defaults to the operator's own.",
     )
     plugin: PluginSpec = Field(default=PluginSpec(), description="The NIXL backend under the transfer.")
     fabric: FabricSpec = Field(default=FabricSpec(), description="The network that carries the KV cache.")

@@ -138,10 +138,10 @@ class IslandStatus(ApiModel):
 
 
 class CertificateStatus(ApiModel):
-    """The certificate of this cluster's pods."""
+    """The certificate that this cluster's pods share, and the CA that signed it."""
 
     not_after: Timestamp | None = Field(default=None, description="When it ends; it is renewed before.")
-    fingerprint: Word = Field(default="", description="SHA-256 of the certificate.")
+    fingerprint: Word = Field(default="", description="First 32 hex digits of the SHA-256 of the CA's certificate.")
 
 
 class BackoffStatus(ApiModel):

@@ -13,11 +13,11 @@ from typing import Any
 
 from pdoperator.api import names
 from pdoperator.api.spec import FabricType, PDClusterSpec, PodTemplate
-from pdoperator.domain.containers import engine_container, sidecar_container
+from pdoperator.domain.containers import engine_container, sidecar_container, wants_sidecar
 from pdoperator.domain.observed import ClusterObject
 from pdoperator.domain.revision import role_spec
 from pdoperator.domain.settings import DecideSettings
-from pdtransfer.contract.base import Backend, EngineType, Role
+from pdtransfer.contract.base import Backend, Role
 
 _NAME_MAX = 63
 NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
@@ -81,11 +81,6 @@ def label_value(text: str) -> str:
     return text if len(text) <= _NAME_MAX else short_name(text[:50], hashlib.sha256(text.encode()).hexdigest()[:8])
 
 
-def wants_sidecar(spec: PDClusterSpec) -> bool:
-    """SGLang's own backends know no cards; Reference reports through a sidecar with either backend."""
-    return spec.transfer.backend is Backend.PDCLUSTER or spec.engine.type is EngineType.REFERENCE
-
-
 def wants_gate(spec: PDClusterSpec) -> bool:
     """Only pods that the operator wires wait for their wiring."""
     return spec.transfer.backend is Backend.PDCLUSTER
@@ -128,16 +123,11 @@ def engine_pod(
         "terminationGracePeriodSeconds": grace,
         "automountServiceAccountToken": template.service_account_name is not None,
         "enableServiceLinks": False,
-        "containers": [engine_container(spec, slot.role, role, settings, with_sidecar=wants_sidecar(spec))],
+        "containers": [engine_container(spec, slot.role, role, settings)],
         "volumes": _merge_named(_volumes(cluster, spec), template.volumes),
     }
-    inits: list[dict[str, Any]] = []
     if wants_sidecar(spec):
-        inits.append(sidecar_container(spec, settings))
-    if spec.engine.type is EngineType.SGLANG and spec.transfer.backend is Backend.PDCLUSTER:
-        inits.append(_plugin_installer(spec, settings))
-    if inits:
-        pod_spec["initContainers"] = inits
+        pod_spec["initContainers"] = [sidecar_container(spec, settings)]
     if wants_gate(spec):
         pod_spec["readinessGates"] = [{"conditionType": names.GATE_KV_WIRED}]
     if rdma and fabric.host_network:
@@ -173,32 +163,7 @@ def _volumes(cluster: ClusterObject, spec: PDClusterSpec) -> list[dict[str, Any]
     if wants_sidecar(spec):
         volumes.append({"name": names.VOLUME_SOCKET, "emptyDir": {}})
         volumes.append({"name": names.VOLUME_TLS, "secret": {"secretName": names.tls_secret_name(cluster.name)}})
-    if spec.engine.type is EngineType.SGLANG and spec.transfer.backend is Backend.PDCLUSTER:
-        volumes.append({"name": VOLUME_PLUGIN, "emptyDir": {}})
     return volumes
-
-
-VOLUME_PLUGIN = "pdtransfer-plugin"
-INSTALL_PLUGIN = """\
-import importlib.metadata, pathlib, shutil, sys
-import pdtransfer
-out = pathlib.Path(sys.argv[1])
-shutil.copytree(pathlib.Path(pdtransfer.__file__).parent, out / "pdtransfer", dirs_exist_ok=True)
-info = next(f for f in importlib.metadata.files("pdcluster") if f.name in ("METADATA", "PKG-INFO")).locate().parent
-shutil.copytree(info, out / pathlib.Path(info).name, dirs_exist_ok=True)
-"""
-"""Copies the package and its metadata (the entry point that SGLang looks for) onto the engine's path."""
-
-
-def _plugin_installer(spec: PDClusterSpec, settings: DecideSettings) -> dict[str, Any]:
-    """Puts the plugin onto the engine's path; the SGLang image itself stays unmodified, and its own NIXL is used."""
-    return {
-        "name": "pdtransfer-plugin",
-        "image": spec.transfer.image or settings.transfer_image,
-        "imagePullPolicy": settings.image_pull_policy,
-        "command": ["python3", "-c", INSTALL_PLUGIN, names.PLUGIN_DIR],
-        "volumeMounts": [{"name": VOLUME_PLUGIN, "mountPath": names.PLUGIN_DIR}],
-    }
 
 
 def _merge_named(ours: list[dict[str, Any]], theirs: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:

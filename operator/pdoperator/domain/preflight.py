@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from pdoperator.api.quantities import scaled
 from pdoperator.api.spec import FabricType, PDClusterSpec, PodTemplate
-from pdoperator.domain.containers import OWN_ENV
+from pdoperator.domain.container_env import OWN_ENV
 from pdoperator.domain.engine_flags import owned_flags, parse_fact_flags
 from pdoperator.domain.facts import spec_facts
 from pdoperator.domain.revision import role_spec
 from pdtransfer.contract import compat
-from pdtransfer.contract.base import EngineType, Role
+from pdtransfer.contract.base import Backend, EngineType, Role
 from pdtransfer.contract.geometry import ModelGeometry
 
 SAME_ENGINE = "V1"
@@ -75,6 +75,15 @@ def _warn(rule: str, message: str, action: str) -> Finding:
 def spec_findings(spec: PDClusterSpec) -> list[Finding]:
     """What the spec alone decides, beyond the fit of the two sides."""
     found: list[Finding] = []
+    if spec.engine.type is EngineType.SGLANG and spec.transfer.backend is Backend.PDCLUSTER:
+        found.append(
+            _fail(
+                "EngineNotSupportedYet",
+                "this version has no plugin that brings transfer.backend PDCluster into SGLang",
+                "Set spec.engine.type to Reference, or spec.transfer.backend to NIXL or Mooncake (SGLang's own: "
+                "launched and routed, not wired).",
+            )
+        )
     for role in Role:
         side = role_spec(spec, role)
         where = f"spec.{role.value}"

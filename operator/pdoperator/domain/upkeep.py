@@ -9,9 +9,9 @@ from pdoperator.api.conditions import Reason
 from pdoperator.api.spec import PDClusterSpec, RouterType
 from pdoperator.domain.actions import Action, Apply, Delete, IssueCertificate, WriteRouterKey
 from pdoperator.domain.children import applied_hash, wanted_children
+from pdoperator.domain.containers import wants_sidecar
 from pdoperator.domain.observed import Observed
 from pdoperator.domain.picture import Picture
-from pdoperator.domain.pods import wants_sidecar
 from pdoperator.domain.settings import DecideSettings
 
 

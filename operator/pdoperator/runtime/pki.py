@@ -31,7 +31,7 @@ BACKDATE = timedelta(hours=2)
 
 @dataclass(frozen=True)
 class Leaf:
-    """A certificate with its private key, PEM. `chain` ends at what `Authority.bundle` trusts."""
+    """A certificate with its private key, PEM. `not_after` is Unix seconds."""
 
     certificate: bytes
     key: bytes

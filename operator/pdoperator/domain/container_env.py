@@ -1,0 +1,78 @@
+"""Environment of an engine pod's containers: what the operator sets itself, and what is left for the spec to add."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pdoperator.api import names
+from pdoperator.api.spec import EnvVar, FabricType, PDClusterSpec, TimeoutsSpec
+from pdtransfer.contract.base import Backend
+
+OWN_ENV = (
+    "POD_UID",
+    "POD_NAME",
+    "POD_IP",
+    "POD_NAMESPACE",
+    "PDCLUSTER_UID",
+    "PDCLUSTER_ROLE",
+    "PDCLUSTER_REVISION",
+    "PDTRANSFER_FABRIC",
+    "PDTRANSFER_DEVICES",
+    "PDTRANSFER_GPUDIRECT",
+    "PDTRANSFER_SOCKET",
+    "PDTRANSFER_TLS_DIR",
+)
+"""Names in `env` that the operator sets itself; a spec that sets one of them is refused."""
+
+
+def own_env(spec: PDClusterSpec, *, with_sidecar: bool) -> list[dict[str, Any]]:
+    """The variables of OWN_ENV that this spec needs, for the engine and for the sidecar alike."""
+
+    def field(name: str, path: str) -> dict[str, Any]:
+        return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+    env: list[dict[str, Any]] = [
+        field("POD_UID", "metadata.uid"),
+        field("POD_NAME", "metadata.name"),
+        field("POD_IP", "status.podIP"),
+        field("POD_NAMESPACE", "metadata.namespace"),
+        field("PDCLUSTER_UID", f"metadata.labels['{names.LABEL_CLUSTER_UID}']"),
+        field("PDCLUSTER_ROLE", f"metadata.labels['{names.LABEL_ROLE}']"),
+        field("PDCLUSTER_REVISION", f"metadata.labels['{names.LABEL_REVISION}']"),
+        {"name": "PDTRANSFER_FABRIC", "value": spec.transfer.fabric.type.value},
+    ]
+    if spec.transfer.fabric.type is FabricType.RDMA:
+        env.append({"name": "PDTRANSFER_GPUDIRECT", "value": spec.transfer.fabric.gpu_direct.value})
+        if spec.transfer.fabric.devices:
+            env.append({"name": "PDTRANSFER_DEVICES", "value": ",".join(spec.transfer.fabric.devices)})
+    if with_sidecar:
+        env.append({"name": "PDTRANSFER_SOCKET", "value": names.SOCKET_PATH})
+        env.append({"name": "PDTRANSFER_TLS_DIR", "value": names.TLS_DIR})
+    return env
+
+
+def user_env(env: tuple[EnvVar, ...]) -> list[dict[str, Any]]:
+    """Variables of the spec, without those that the operator sets itself."""
+    return [
+        {"name": e.name} | ({"valueFrom": e.value_from} if e.value_from is not None else {"value": e.value or ""})
+        for e in env
+        if e.name not in OWN_ENV
+    ]
+
+
+def sglang_env(spec: PDClusterSpec) -> list[dict[str, Any]]:
+    """What SGLang takes from the environment, only where the spec differs from SGLang's own defaults."""
+    env: list[dict[str, Any]] = []
+    plugin = spec.transfer.plugin
+    if spec.transfer.backend is not Backend.MOONCAKE:
+        if plugin.name != "UCX":
+            env.append({"name": "SGLANG_DISAGGREGATION_NIXL_BACKEND", "value": plugin.name})
+        if plugin.parameters:
+            text = json.dumps(dict(sorted(plugin.parameters.items())), separators=(",", ":"))
+            env.append({"name": "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS", "value": text})
+    waiting = spec.transfer.timeouts.waiting_seconds
+    if waiting != TimeoutsSpec().waiting_seconds:
+        for name in ("BOOTSTRAP", "WAITING"):
+            env.append({"name": f"SGLANG_DISAGGREGATION_{name}_TIMEOUT", "value": str(waiting)})
+    return env
