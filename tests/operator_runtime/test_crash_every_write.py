@@ -8,10 +8,11 @@ import pytest
 from tests_operator_runtime import NOW, end_state, make_reconciler, pdcluster
 
 from pdoperator.domain.decide import decide
-from pdoperator.kube.fake import Crash, FakeKube
+from pdoperator.kube.fake import FakeKube
+from pdoperator.kube.fake_faults import Crash
 from pdoperator.kube.kinds import PDCLUSTER_API, kind_of
 from pdoperator.kube.verbs import CLUSTER_RULES
-from pdoperator.runtime.reconciler import ClusterState
+from pdoperator.runtime.carried import ClusterState
 
 
 def state_of(obj: dict[str, Any]) -> ClusterState:

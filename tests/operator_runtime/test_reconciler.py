@@ -15,9 +15,10 @@ from pdoperator.api import names
 from pdoperator.domain.actions import Apply, Decision, DeletePod, EmitEvent, IssueCertificate, Memory, SetGate
 from pdoperator.domain.observed import PodAnswer, RouterPodSeen
 from pdoperator.kube.execute import NotLeading
-from pdoperator.kube.fake import Crash, FakeKube
+from pdoperator.kube.fake import FakeKube
+from pdoperator.kube.fake_faults import Crash
 from pdoperator.kube.kinds import PDCLUSTER_API
-from pdoperator.runtime.reconciler import ClusterState
+from pdoperator.runtime.carried import ClusterState
 
 
 def state_of(obj: dict[str, Any]) -> ClusterState:

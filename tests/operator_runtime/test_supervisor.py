@@ -13,7 +13,7 @@ from tests_operator_runtime import pdcluster
 from pdoperator.api import names
 from pdoperator.kube.fake import FakeKube
 from pdoperator.kube.kinds import PDCLUSTER_API
-from pdoperator.runtime.reconciler import ClusterState, Result
+from pdoperator.runtime.carried import ClusterState, Result
 from pdoperator.runtime.supervisor import Pace, Supervisor, backoff
 
 pytestmark = pytest.mark.looptime

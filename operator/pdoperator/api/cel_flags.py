@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from pdoperator.domain.engine_flags import FACT_FLAGS, NOT_OWNED, OWNED, OwnedFlag
+from pdoperator.domain.engine_flags import FACT_FLAGS, OWNED, OwnedFlag
 
 _PATTERN_BUDGET = 500
 """Characters of a pattern on extraArgs. The API server estimates a rule's cost as items x length of the argument x
@@ -37,7 +37,7 @@ def abbreviation_patterns() -> tuple[str, ...]:
     """RE2 for every proper prefix of an owned long flag that is not a flag of its own: what argparse may take
     as an abbreviation. Tries over the names keep them short; each stays within the cost of one rule."""
     owned = {name for flag in OWNED for name in flag.names if name.startswith("--")}
-    exact = owned | set(FACT_FLAGS) | set(NOT_OWNED)
+    exact = owned | set(FACT_FLAGS)
 
     def branches(prefix: str) -> list[str]:
         letters = sorted({name[len(prefix)] for name in owned if name.startswith(prefix) and name != prefix})

@@ -29,7 +29,6 @@ class Reason(StrEnum):
     """Reasons of conditions and of events."""
 
     # shared
-    AS_EXPECTED = "AsExpected"
     NOT_REQUIRED = "NotRequired"
     NOT_OBSERVED_YET = "NotObservedYet"
     NOT_IMPLEMENTED_YET = "NotImplementedYet"
@@ -46,7 +45,6 @@ class Reason(StrEnum):
     RESOURCE_EXHAUSTED = "ResourceExhausted"
     RDMA_NOT_FOUND = "RDMANotFound"
     SILENT_TCP = "SilentTCP"
-    HOST_STAGED = "HostStaged"
     FABRIC_VERIFIED = "FabricVerified"
     # PrefillReady / DecodeReady
     PODS_READY = "PodsReady"

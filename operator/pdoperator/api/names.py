@@ -15,11 +15,14 @@ FIELD_MANAGER = "pdcluster-operator"
 # Labels on pods and other children (all children carry LABEL_CLUSTER and LABEL_CLUSTER_UID).
 LABEL_CLUSTER = "pdcluster.io/cluster"
 LABEL_CLUSTER_UID = "pdcluster.io/cluster-uid"
-LABEL_ROLE = "pdcluster.io/role"  # prefill | decode | router
+LABEL_ROLE = "pdcluster.io/role"  # prefill | decode | ROLE_ROUTER
 LABEL_REPLICA = "pdcluster.io/replica"  # replica ordinal
 LABEL_REVISION = "pdcluster.io/revision"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "pdcluster-operator"
+ROLE_ROUTER = "router"
+ANNOTATION_ATTEMPT = "pdcluster.io/attempt"  # of engine pods: how often the slot was filled before
+ANNOTATION_APPLIED_HASH = "pdcluster.io/applied-hash"  # of children: hash of the manifest that was applied
 # What EPPs and dashboards of the field select by (ecosystem.md 1).
 LABEL_LLMD_ROLE = "llm-d.ai/role"
 LABEL_LLMD_ENGINE = "llm-d.ai/engine-type"

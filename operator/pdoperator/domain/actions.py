@@ -23,7 +23,6 @@ class DeletePod:
     uid: str
     reason: str
     message: str
-    grace_seconds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -134,12 +133,10 @@ class Memory:
     """What one cluster's reconciler carries from one decide() to the next, and may lose: a restart
     of the operator with an empty Memory must decide the same (it can only be slower to blame)."""
 
-    unreachable_counts: dict[str, int] = field(default_factory=dict)
-    """Pod UID -> consecutive reconciles its sidecar did not answer."""
-    unready_since: dict[str, float] = field(default_factory=dict)
     incarnations: dict[str, str] = field(default_factory=dict)
     """Pod UID -> incarnation seen last, for the PeerReplaced event."""
     stale_since: dict[str, float] = field(default_factory=dict)
+    """Pod UID -> Unix seconds since which its card is stale."""
     extra: dict[str, Any] = field(default_factory=dict)
 
 

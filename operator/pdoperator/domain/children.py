@@ -18,8 +18,6 @@ from pdoperator.domain.rollout import max_unavailable
 from pdoperator.domain.settings import DecideSettings
 from pdtransfer.contract.base import Role, content_hash
 
-APPLIED_HASH = "pdcluster.io/applied-hash"
-ROUTER = "router"
 ROUTER_UID = 65532
 Manifest = dict[str, Any]
 
@@ -27,7 +25,7 @@ Manifest = dict[str, Any]
 def applied_hash(manifest: Manifest | None) -> str:
     """Hash annotation of a manifest; '' when there is none."""
     meta = (manifest or {}).get("metadata") or {}
-    return str((meta.get("annotations") or {}).get(APPLIED_HASH, ""))
+    return str((meta.get("annotations") or {}).get(names.ANNOTATION_APPLIED_HASH, ""))
 
 
 def _child(cluster: ClusterObject, api_version: str, kind: str, name: str, role: str, spec: dict[str, Any]) -> Manifest:
@@ -42,7 +40,7 @@ def _child(cluster: ClusterObject, api_version: str, kind: str, name: str, role:
         },
         "spec": spec,
     }
-    manifest["metadata"]["annotations"] = {APPLIED_HASH: content_hash(manifest)[:16]}
+    manifest["metadata"]["annotations"] = {names.ANNOTATION_APPLIED_HASH: content_hash(manifest)[:16]}
     return manifest
 
 
@@ -78,9 +76,9 @@ def router_service(cluster: ClusterObject) -> Manifest:
         "v1",
         "Service",
         names.router_name(cluster.name),
-        ROUTER,
+        names.ROLE_ROUTER,
         {
-            "selector": _selector(cluster, ROUTER),
+            "selector": _selector(cluster, names.ROLE_ROUTER),
             "ports": [{"name": "http", "port": names.PORT_ROUTER_HTTP, "targetPort": names.PORT_ROUTER_HTTP}],
         },
     )
@@ -102,7 +100,7 @@ def router_deployment(cluster: ClusterObject, spec: PDClusterSpec, settings: Dec
     # A path that is there locally keeps the router from trying to download a tokenizer.
     if spec.model.volume:
         args += ["--model-path", names.MODEL_PATH]
-    labels = child_labels(cluster, ROUTER)
+    labels = child_labels(cluster, names.ROLE_ROUTER)
     container: dict[str, Any] = {
         "name": names.CONTAINER_ROUTER,
         "image": router.image or settings.router_image,
@@ -166,10 +164,10 @@ def router_deployment(cluster: ClusterObject, spec: PDClusterSpec, settings: Dec
         "apps/v1",
         "Deployment",
         names.router_name(cluster.name),
-        ROUTER,
+        names.ROLE_ROUTER,
         {
             "replicas": router.replicas,
-            "selector": {"matchLabels": _selector(cluster, ROUTER)},
+            "selector": {"matchLabels": _selector(cluster, names.ROLE_ROUTER)},
             "template": {"metadata": metadata, "spec": pod_spec},
         },
     )

@@ -255,11 +255,8 @@ def _listed_everywhere_uids(observed: Observed, spec: PDClusterSpec) -> frozense
 
 def _remember(pic: Picture, memory: Memory, extra: dict[str, Any]) -> Memory:
     alive = {p.uid for p in engine_pods(pic.observed)}
-    unreached = {p.uid for p in pic.view.unreachable}
     seen = {p.uid: p.cards.incarnation for p in pic.view.peers}
     return Memory(
-        unreachable_counts={u: memory.unreachable_counts.get(u, 0) + 1 for u in unreached},
-        unready_since={p.uid: memory.unready_since.get(p.uid, pic.observed.now) for p in pic.pods if not p.ready},
         incarnations={u: i for u, i in (memory.incarnations | seen).items() if u in alive},
         stale_since=pic.stale,
         extra=extra,

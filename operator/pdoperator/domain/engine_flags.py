@@ -16,8 +16,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pdtransfer.contract.base import EngineType
-
 
 @dataclass(frozen=True)
 class OwnedFlag:
@@ -82,9 +80,6 @@ OWNED: tuple[OwnedFlag, ...] = (
     OwnedFlag(("--config",), "", "flags inside a file can't be checked; write them into extraArgs"),
 )
 
-# Flags of SGLang that are not owned although an owned flag's name starts with theirs: none in 0.5.23.
-NOT_OWNED: frozenset[str] = frozenset()
-
 _OWNED_BY_NAME = {name: flag for flag in OWNED for name in flag.names}
 _FLAG = re.compile(r"(--?)([A-Za-z][^=\s]*)")
 
@@ -95,12 +90,10 @@ def _flag_name(arg: str) -> str | None:
     return found[1] + found[2].replace("_", "-") if found else None
 
 
-def owned_flag(arg: str, engine: EngineType = EngineType.SGLANG) -> OwnedFlag | None:
-    """The owned flag that `arg` (one element of extraArgs) sets, in whatever spelling; None when it sets none.
-    Both engines take the same flags, `engine` is there for the day they differ."""
-    del engine
+def owned_flag(arg: str) -> OwnedFlag | None:
+    """The owned flag that `arg` (one element of extraArgs) sets, in whatever spelling; None when it sets none."""
     name = _flag_name(arg)
-    if name is None or name in NOT_OWNED:
+    if name is None:
         return None
     if name in _OWNED_BY_NAME:
         return _OWNED_BY_NAME[name]
@@ -132,9 +125,9 @@ class OwnedUse:
         return f"{self.argument!r} sets {self.flag.name}, which the operator owns: {self.flag.advice}"
 
 
-def owned_flags(args: Sequence[str], engine: EngineType = EngineType.SGLANG) -> list[OwnedUse]:
+def owned_flags(args: Sequence[str]) -> list[OwnedUse]:
     """Every use of an owned flag in extraArgs, in order."""
-    found = ((index, arg, owned_flag(arg, engine)) for index, arg in enumerate(args))
+    found = ((index, arg, owned_flag(arg)) for index, arg in enumerate(args))
     return [OwnedUse(index, arg, flag) for index, arg, flag in found if flag is not None]
 
 

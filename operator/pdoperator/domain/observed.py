@@ -28,7 +28,6 @@ class ClusterObject:
     spec_error: str = ""
     status: dict[str, Any] = field(default_factory=dict)
     deleting: bool = False
-    created: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def engine_pod(
         "llm-d.ai/inference-serving": "true",
     }
     own_annotations = {
-        ATTEMPT_ANNOTATION: str(attempt),
+        names.ANNOTATION_ATTEMPT: str(attempt),
         BOOTSTRAP_PORT_ANNOTATION: str(names.PORT_BOOTSTRAP),
         "kubectl.kubernetes.io/default-container": names.CONTAINER_ENGINE,
     }
@@ -151,9 +151,6 @@ def engine_pod(
         },
         "spec": pod_spec,
     }
-
-
-ATTEMPT_ANNOTATION = "pdcluster.io/attempt"
 
 
 def _volumes(cluster: ClusterObject, spec: PDClusterSpec) -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ def spec_findings(spec: PDClusterSpec) -> list[Finding]:
     for role in Role:
         side = role_spec(spec, role)
         where = f"spec.{role.value}"
-        for use in owned_flags(side.extra_args, spec.engine.type):
+        for use in owned_flags(side.extra_args):
             found.append(_fail("OwnedFlag", f"{where}.extraArgs: {use.message}", f"Remove it; {use.flag.advice}."))
         for problem in parse_fact_flags(side.extra_args).problems:
             found.append(_fail("EngineFlag", f"{where}.extraArgs: {problem}", "Correct the flag."))

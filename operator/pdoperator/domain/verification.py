@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from pdoperator.domain.links import Link, LinkState
 from pdoperator.domain.words import rate
-from pdtransfer.contract.base import content_hash
 from pdtransfer.contract.verdict import Verdict
 
 
@@ -90,12 +89,3 @@ def _rate(verdict: Verdict) -> float:
     if verdict.bandwidth > 0:
         return verdict.bandwidth
     return verdict.bytes_moved / verdict.seconds if verdict.seconds > 0 else 0.0
-
-
-def proof_key(links: Iterable[Link]) -> str:
-    """Hash over which incarnations are wired: a proof stays in status until this changes."""
-    rows = sorted(
-        (*link.key, link.state.value, *sorted({f"{v.incarnation}>{v.peer_incarnation}" for v in link.verdicts}))
-        for link in links
-    )
-    return content_hash(rows)[:12]

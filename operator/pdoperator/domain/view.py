@@ -81,9 +81,8 @@ def read_cards(observed: Observed, pod: PodSeen, answer: PodAnswer, by_revision:
             f"but it is pod {pod.uid} ({pod.role}) of cluster {observed.cluster.uid}",
         )
     if not cards.complete:
-        refused = getattr(cards, "refused", ())
-        if refused:
-            first = refused[0]
+        if cards.refused:
+            first = cards.refused[0]
             return Refusal(pod, Reason.INVALID_CARD, f"{first.reason}: {first.message}")
         return None
     problem = _card_problem(observed.cluster.uid, pod, cards)

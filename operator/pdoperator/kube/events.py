@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pdoperator.api import names
+from pdoperator.api.status import timestamp
 from pdoperator.domain.actions import EmitEvent
 from pdoperator.domain.observed import ClusterObject
 from pdoperator.kube.kinds import PDCLUSTER_API
-from pdoperator.kube.parse import rfc3339
 from pdoperator.kube.port import KubePort, Manifest
 
 _MESSAGE_LIMIT = 1000
@@ -96,8 +96,8 @@ def _manifest(cluster: ClusterObject, event: EmitEvent, name: str, told: _Told, 
         "reason": event.reason,
         "message": event.message[:_MESSAGE_LIMIT],
         "count": told.count,
-        "firstTimestamp": rfc3339(told.first),
-        "lastTimestamp": rfc3339(now),
+        "firstTimestamp": timestamp(told.first),
+        "lastTimestamp": timestamp(now),
         "source": {"component": names.FIELD_MANAGER},
         "reportingComponent": names.FIELD_MANAGER,
         "reportingInstance": instance,

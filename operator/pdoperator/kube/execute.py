@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pdoperator.api import names
+from pdoperator.api.status import timestamp
 from pdoperator.domain.actions import (
     Action,
     Apply,
@@ -29,9 +30,10 @@ from pdoperator.domain.actions import (
 )
 from pdoperator.domain.lastwords import one_line
 from pdoperator.domain.observed import ClusterObject, Observed
+from pdoperator.domain.pods import owner_reference
 from pdoperator.kube.events import EventRecorder
 from pdoperator.kube.observe import Problem, problem_of
-from pdoperator.kube.parse import owned_by, rfc3339
+from pdoperator.kube.parse import owned_by
 from pdoperator.kube.port import KubeError, KubePort, Manifest
 
 log = logging.getLogger(__name__)
@@ -39,17 +41,6 @@ log = logging.getLogger(__name__)
 
 class NotLeading(Exception):
     """The Lease is lost; nothing more may be done."""
-
-
-class CertificateLike(Protocol):
-    """A leaf certificate, PEM."""
-
-    @property
-    def certificate(self) -> bytes: ...
-    @property
-    def key(self) -> bytes: ...
-    @property
-    def not_after(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -148,9 +139,7 @@ class KubeExecutor:
 
     async def _delete_pod(self, cluster: ClusterObject, action: DeletePod) -> None:
         try:
-            await self._kube.delete(
-                "v1", "Pod", cluster.namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds
-            )
+            await self._kube.delete("v1", "Pod", cluster.namespace, action.name, uid=action.uid)
         except KubeError as error:
             # 409: the name belongs to another pod by now, so the one meant is gone.
             if error.status != 409:
@@ -173,7 +162,7 @@ class KubeExecutor:
                         "status": wanted,
                         "reason": action.reason,
                         "message": action.message,
-                        "lastTransitionTime": rfc3339(since),
+                        "lastTransitionTime": timestamp(since),
                     }
                 ]
             },
@@ -190,7 +179,7 @@ class KubeExecutor:
         files = {"ca.crt": made.ca, "tls.crt": made.certificate, "tls.key": made.key}
         ours = bool(cluster.status.get("certificates"))
         await self._write_secret(cluster, action.secret_name, files, "kubernetes.io/tls", again=ours)
-        return {"notAfter": rfc3339(made.not_after), "fingerprint": made.ca_fingerprint}
+        return {"notAfter": timestamp(made.not_after), "fingerprint": made.ca_fingerprint}
 
     async def _write_secret(
         self, cluster: ClusterObject, name: str, data: dict[str, bytes], kind: str = "Opaque", *, again: bool
@@ -235,15 +224,7 @@ class KubeExecutor:
         ours = {names.LABEL_CLUSTER_UID: cluster.uid, names.LABEL_MANAGED_BY: names.MANAGED_BY}
         meta["labels"] = {**(meta.get("labels") or {}), **ours}
         if not owned_by({"metadata": meta}, cluster.uid):
-            owner = {
-                "apiVersion": f"{names.GROUP}/{names.VERSION}",
-                "kind": names.KIND,
-                "name": cluster.name,
-                "uid": cluster.uid,
-                "controller": True,
-                "blockOwnerDeletion": False,
-            }
-            meta["ownerReferences"] = [*(meta.get("ownerReferences") or []), owner]
+            meta["ownerReferences"] = [*(meta.get("ownerReferences") or []), owner_reference(cluster)]
         return {**manifest, "metadata": meta}
 
 

@@ -1,4 +1,4 @@
-"""In-memory API server double that implements KubePort, with faults to inject. For tests.
+"""In-memory API server double that implements KubePort, with faults to inject (kube.fake_faults). For tests.
 
 It keeps what reconciling depends on: UIDs, resource versions, generations, create conflicts, UID
 preconditions, server-side apply (kube.ssa), the status subresource, graceful pod deletion and
@@ -12,37 +12,20 @@ import copy
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import Any
 
+from pdoperator.api.status import timestamp
+from pdoperator.kube.fake_faults import Faults
 from pdoperator.kube.kinds import KINDS, kind_of
 from pdoperator.kube.port import KubeError, Manifest
+from pdoperator.kube.selectors import fields_match, labels_match
 from pdoperator.kube.ssa import merge
 
 Key = tuple[str, str, str, str]
 """api_version, kind, namespace, name."""
 Manifests = list[Manifest]
 """Named because `list` means the method inside the class."""
-
-
-class Crash(BaseException):
-    """The injected end of the operator process (no `except Exception` may survive it)."""
-
-
-@dataclass
-class Faults:
-    """What goes wrong. `forbidden`: (verb, resource) answered 403. `broken`: answered 500.
-    `drop`: no answer at all. `delay`: seconds per call. `crash_after`: Crash once that many writes
-    were stored (0: before the first one is answered)."""
-
-    forbidden: set[tuple[str, str]] = field(default_factory=set)
-    broken: set[tuple[str, str]] = field(default_factory=set)
-    drop: set[tuple[str, str]] = field(default_factory=set)
-    delay: float = 0.0
-    crash_after: int | None = None
-    crashed: bool = False
-    """Set by the crash: the dead process can not write any more. The test clears it to start the next."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +63,7 @@ class FakeKube:
             for (a, k, ns, _), o in sorted(self.objects.items())
             if (a, k) == (api_version, kind) and (namespace is None or ns == namespace)
         ]
-        return [o for o in found if _selected(o, label_selector) and _fields_match(o, field_selector)]
+        return [o for o in found if labels_match(o, label_selector) and fields_match(o, field_selector)]
 
     async def get(self, api_version: str, kind: str, namespace: str | None, name: str) -> Manifest | None:
         await self._enter("get", api_version, kind)
@@ -211,19 +194,11 @@ class FakeKube:
 
     async def _enter(self, verb: str, api_version: str, kind: str, resource: str = "") -> None:
         name = resource or kind_of(api_version, kind).resource
-        if self.faults.crashed:
-            raise Crash("the process is dead")
+        self.faults.alive()
         self.calls.append((verb, name))
         await asyncio.sleep(self.faults.delay)
-        if self.faults.crashed:
-            raise Crash("the process is dead")
-        call = (verb, name)
-        if call in self.faults.drop or ("*", "*") in self.faults.drop:
-            raise KubeError(0, "Unreachable", f"{verb} {name}: no answer")
-        if call in self.faults.forbidden:
-            raise KubeError(403, "Forbidden", f'{name} is forbidden: User "operator" cannot {verb} resource "{name}"')
-        if call in self.faults.broken:
-            raise KubeError(500, "InternalError", f"{verb} {name}: etcdserver: request timed out")
+        self.faults.alive()
+        self.faults.answer(verb, name)
 
     def _new(self, manifest: Manifest) -> Manifest:
         made = copy.deepcopy(manifest)
@@ -235,7 +210,7 @@ class FakeKube:
         return made
 
     def _stamp(self) -> str:
-        return datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return timestamp(self._now())
 
     def _check_uid(self, uid: str | None, live: Manifest) -> None:
         if uid is not None and uid != live["metadata"]["uid"]:
@@ -260,10 +235,7 @@ class FakeKube:
 
     def _record(self, verb: str, resource: str, key: Key, obj: Manifest) -> None:
         self.writes.append(Write(verb, resource, key[3], copy.deepcopy(obj)))
-        if self.faults.crash_after is not None and len(self.writes) >= self.faults.crash_after:
-            self.faults.crash_after = None
-            self.faults.crashed = True
-            raise Crash(f"after write {len(self.writes)}: {verb} {resource} {key[3]}")
+        self.faults.stored(len(self.writes), f"{verb} {resource} {key[3]}")
 
     def _tell(self, event: str, obj: Manifest) -> None:
         for listener in self.on_change:
@@ -281,25 +253,3 @@ def _resource(manifest: Manifest) -> str:
 
 def _bare(obj: Manifest) -> dict[str, Any]:
     return {**obj, "metadata": {k: v for k, v in obj["metadata"].items() if k != "resourceVersion"}}
-
-
-def _fields_match(obj: Manifest, selector: str) -> bool:
-    """`a.b=c,d=e` field selectors (equality)."""
-    for term in (t for t in selector.split(",") if t):
-        path, _, value = term.partition("=")
-        at: Any = obj
-        for step in path.split("."):
-            at = (at or {}).get(step)
-        if str(at or "") != value:
-            return False
-    return True
-
-
-def _selected(obj: Manifest, selector: str) -> bool:
-    """`a=b,c` selectors (equality and existence)."""
-    labels = obj["metadata"].get("labels") or {}
-    for term in (t.strip() for t in selector.split(",") if t.strip()):
-        name, equals, value = term.partition("=")
-        if name not in labels or (equals and labels[name] != value):
-            return False
-    return True

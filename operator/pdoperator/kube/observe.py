@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pdoperator.api.conditions import Reason
-from pdoperator.api.names import LABEL_CLUSTER_UID, router_name
+from pdoperator.api.names import LABEL_CLUSTER_UID, ROLE_ROUTER, router_name
+from pdoperator.domain.children import applied_hash
 from pdoperator.domain.observed import ClusterObject, NodeOffer, PodSeen, StoredSpec
 from pdoperator.domain.poddiagnosis import not_starting
 from pdoperator.kube.parse import node_offer, owned_by, pod_seen, pod_warnings, stored_spec
@@ -24,8 +25,6 @@ _WARNINGS_PODS = 4
 """Pods of one PDCluster whose events are read: one cause is often that of all."""
 FIXTURES_MAX_AGE = 15.0
 """Seconds until a Service or router that somebody deleted is missed at the latest."""
-ROUTER_ROLE = "router"
-APPLIED_HASH = "pdcluster.io/applied-hash"
 _POLICIES = (("networking.k8s.io/v1", "NetworkPolicy"), ("policy/v1", "PodDisruptionBudget"))
 
 
@@ -99,7 +98,7 @@ class Observer:
         engines = [pod_seen(p) for p in pods if owned_by(p, cluster.uid)]
         engines = sorted((p for p in engines if p.engine_role is not None), key=_order)
         # A router pod is owned by its ReplicaSet; the UID label comes from our own template.
-        routers = sorted((p for p in map(pod_seen, pods) if p.role == ROUTER_ROLE), key=_order)
+        routers = sorted((p for p in map(pod_seen, pods) if p.role == ROLE_ROUTER), key=_order)
         warned = await self._read_warnings(cluster, [*engines, *routers], now)
         return Children(
             pods=tuple(replace(p, warnings=warned.get(p.uid)) for p in engines),
@@ -159,12 +158,12 @@ class Observer:
             *[self._list_or_none(api, kind, namespace, selector) for api, kind in _POLICIES]
         )
         ours = [o for o in (*services, *deployments) if owned_by(o, cluster.uid)]
-        hashes: dict[str, str] | None = {_name(o): _hash(o) for o in ours}
+        hashes: dict[str, str] | None = {_name(o): applied_hash(o) for o in ours}
         for found in policies:
             if found is None or hashes is None:
                 hashes = None
             else:
-                hashes |= {_name(o): _hash(o) for o in found if owned_by(o, cluster.uid)}
+                hashes |= {_name(o): applied_hash(o) for o in found if owned_by(o, cluster.uid)}
         router = router_name(cluster.name)
         return Fixtures(
             services=frozenset(o["metadata"]["name"] for o in ours if o["kind"] == "Service"),
@@ -202,10 +201,6 @@ class Observer:
 
 def _name(obj: Manifest) -> str:
     return f"{obj['kind']}/{obj['metadata']['name']}"
-
-
-def _hash(obj: Manifest) -> str:
-    return str((obj["metadata"].get("annotations") or {}).get(APPLIED_HASH, ""))
 
 
 def _order(pod: PodSeen) -> tuple[str, int, str]:

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
 
-from pdoperator.api.names import GATE_KV_WIRED, LABEL_REPLICA, LABEL_REVISION, LABEL_ROLE
+from pdoperator.api.names import ANNOTATION_ATTEMPT, GATE_KV_WIRED, LABEL_REPLICA, LABEL_REVISION, LABEL_ROLE
 from pdoperator.api.spec import PDClusterSpec
+from pdoperator.api.status import parse_timestamp
 from pdoperator.domain.observed import ClusterObject, ContainerSeen, NodeOffer, PodSeen, StoredSpec
 from pdoperator.kube.port import Manifest
 
-_ATTEMPT_ANNOTATION = "pdcluster.io/attempt"
 _ATTEMPT_SUFFIX = re.compile(r"-(\d+)$")
 _MESSAGE_LIMIT = 1024
 _LOG_TAIL = 4096
 """Bytes the kubelet keeps of a termination message at most."""
 
 
-def timestamp(text: str | None) -> float:
+def seconds(text: str | None) -> float:
     """RFC 3339 to Unix seconds; 0 for none or nonsense."""
-    if not text:
-        return 0.0
     try:
-        parsed = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return parse_timestamp(text) if text else 0.0
     except ValueError:
         return 0.0
-    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
-
-
-def rfc3339(at: float) -> str:
-    """Unix seconds to RFC 3339, whole seconds, UTC."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def cluster_object(manifest: Manifest) -> ClusterObject:
@@ -56,7 +47,6 @@ def cluster_object(manifest: Manifest) -> ClusterObject:
         spec_error=problem,
         status=manifest.get("status") or {},
         deleting=bool(meta.get("deletionTimestamp")),
-        created=timestamp(meta.get("creationTimestamp")),
     )
 
 
@@ -89,8 +79,8 @@ def pod_seen(manifest: Manifest) -> PodSeen:
         scheduled=bool(spec.get("nodeName")) or _true(scheduled),
         unschedulable_message=(scheduled.get("message") or "") if scheduled.get("status") == "False" else "",
         kv_wired=gate.get("status") or "",
-        kv_wired_since=timestamp(gate.get("lastTransitionTime")),
-        created=timestamp(meta.get("creationTimestamp")),
+        kv_wired_since=seconds(gate.get("lastTransitionTime")),
+        created=seconds(meta.get("creationTimestamp")),
         containers=tuple(
             _container(c) for part in ("initContainerStatuses", "containerStatuses") for c in status.get(part) or []
         ),
@@ -123,7 +113,7 @@ def pod_warnings(events: list[Manifest]) -> tuple[tuple[str, str], ...]:
     def last(event: Manifest) -> float:
         series = event.get("series") or {}
         told = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-        return max((timestamp(t) for t in told), default=0.0)
+        return max((seconds(t) for t in told), default=0.0)
 
     found = [e for e in events if e.get("type") == "Warning"]
     return tuple(
@@ -168,7 +158,7 @@ def owned_by(manifest: Manifest, uid: str) -> bool:
 
 def _attempt(meta: dict[str, Any]) -> int:
     """From the annotation that domain.pods writes; the name's last number says the same."""
-    text = (meta.get("annotations") or {}).get(_ATTEMPT_ANNOTATION)
+    text = (meta.get("annotations") or {}).get(ANNOTATION_ATTEMPT)
     found = _ATTEMPT_SUFFIX.search(meta["name"])
     return _int(text) if text else int(found[1]) if found else 0
 

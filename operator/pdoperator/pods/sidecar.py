@@ -115,14 +115,6 @@ class SidecarClient:
                 pass
         return PutResult(False, error=Reason.OPERATOR_CANNOT_REACH_PODS, message=f"PUT /v1/roster answered {status}")
 
-    async def drain(self, cluster_uid: str, pod_ip: str) -> bool:
-        """POST /v1/drain: finish what is in flight, take nothing new."""
-        return await self._post(cluster_uid, pod_ip, "/v1/drain")
-
-    async def probe(self, cluster_uid: str, pod_ip: str) -> bool:
-        """POST /v1/probe: measure and verify all peers again."""
-        return await self._post(cluster_uid, pod_ip, "/v1/probe")
-
     async def forget(self, cluster_uid: str) -> None:
         """The PDCluster is gone: close its connections."""
         pool, retired = self._pools.pop(cluster_uid, None), self._retired.pop(cluster_uid, None)
@@ -193,14 +185,6 @@ class SidecarClient:
             raise _Failed(Reason.INVALID_CARD, f"GET /v1/verdicts: {_first(error)}") from error
         _same_pod(verdicts.cluster_uid, verdicts.pod_uid, cluster_uid, pod)
         return verdicts
-
-    async def _post(self, cluster_uid: str, pod_ip: str, path: str) -> bool:
-        try:
-            status, _, _ = await self._request(await self._pool(cluster_uid), "POST", pod_ip, path, body=b"{}")
-        except _Failed as failed:
-            log.warning("cluster_uid=%s pod_ip=%s path=%s error=%s", cluster_uid, pod_ip, path, failed)
-            return False
-        return status < 300
 
     async def _request(
         self,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pdoperator.api.conditions import ConditionStatus, ConditionType, Reason
+from pdoperator.api.status import timestamp
 from pdoperator.domain.observed import ClusterObject
 from pdoperator.kube.observe import Problem
-from pdoperator.kube.parse import rfc3339
 
 
 def blocked_status(cluster: ClusterObject, problem: Problem, now: float) -> dict[str, Any] | None:
@@ -23,7 +23,7 @@ def blocked_status(cluster: ClusterObject, problem: Problem, now: float) -> dict
     for kind, status in told.items():
         old = before.get(kind.value) or {}
         moved = old.get("status") != status.value
-        since = rfc3339(now) if moved or not old.get("lastTransitionTime") else old["lastTransitionTime"]
+        since = timestamp(now) if moved or not old.get("lastTransitionTime") else old["lastTransitionTime"]
         after[kind.value] = {
             "type": kind.value,
             "status": status.value,

@@ -7,34 +7,33 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pdoperator.api.conditions import ConditionType, Reason
 from pdoperator.api.names import CONTAINER_ROUTER
 from pdoperator.domain.actions import Apply, Decision, Delete, EmitEvent, Memory
 from pdoperator.domain.condition import old_condition
-from pdoperator.domain.observed import ClusterObject, Observed, PodAnswer, PodSeen, RouterPodSeen
+from pdoperator.domain.observed import ClusterObject, Observed, PodSeen, RouterPodSeen
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.kube.events import EventRecorder
 from pdoperator.kube.execute import Outcome, describe
 from pdoperator.kube.kinds import PDCLUSTER_API
 from pdoperator.kube.observe import Observer, Problem, problem_of
-from pdoperator.kube.parse import cluster_object, timestamp
+from pdoperator.kube.parse import cluster_object, seconds
 from pdoperator.kube.port import KubeError, KubePort
 from pdoperator.pods.router import RouterClient, RouterError
 from pdoperator.pods.sidecar import SidecarClient
 from pdoperator.runtime.act import Actor
 from pdoperator.runtime.blocked import blocked_status
-from pdoperator.runtime.refused import STATUS_WRITE, Refused
+from pdoperator.runtime.carried import ClusterState, Result
+from pdoperator.runtime.patience import news, stretched
+from pdoperator.runtime.refused import STATUS_WRITE
 
 log = logging.getLogger(__name__)
 
 _ERRORS_BEFORE_STATUS = 3
 """A 5xx or a cut connection is told in status only when it lasts; a 403 at once."""
 
-_ASK_EVERY = 1.5
-_LOOK_EVERY = 5.0
 _PEEKS = 5
 
 
@@ -52,43 +51,6 @@ class Keys(Protocol):
     @property
     def longest(self) -> float: ...
     def router_key(self, cluster_uid: str) -> str: ...
-
-
-@dataclass
-class ClusterState:
-    """What is carried from one reconcile of a PDCluster to the next; may be lost at any time."""
-
-    namespace: str
-    name: str
-    uid: str
-    memory: Memory = field(default_factory=Memory)
-    problem: Problem | None = None
-    errors: int = 0
-    version: str = ""
-    """resourceVersion of the PDCluster as read in this reconcile."""
-    quiet: int = 0
-    """Looks in a row that found nothing new, did nothing and wrote nothing."""
-    answers: dict[str, PodAnswer] = field(default_factory=dict)
-    seen: Observed | None = None
-    """The last look, for peeks: only while nothing is under way."""
-    stale: bool = False
-    """The status of this reconcile was refused because the object had changed."""
-    refused: Refused = field(default_factory=Refused)
-    """Writes the API server refused, each with a backoff of its own."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """`gone`: the object is no more. `failed`: something was refused. `blind`: nothing could be seen or
-    decided, so looking again is what has to back off; a refused write backs off alone, and pods go on
-    being wired and routed meanwhile."""
-
-    requeue_after: float = 5.0
-    failed: bool = False
-    gone: bool = False
-    blind: bool = False
-    peeks: int = 0
-    """How many times `peek` may stand in for a look, because nothing is under way."""
 
 
 class Reconciler:
@@ -151,11 +113,11 @@ class Reconciler:
         status = self._status(cluster, decision, outcomes)
         written = await self._write_status(cluster, state, status)
         busy = status is not None or any(not isinstance(a, EmitEvent) for a in actions)
-        state.quiet = 0 if busy or _news(state.answers, observed.answers) else state.quiet + 1
+        state.quiet = 0 if busy or news(state.answers, observed.answers) else state.quiet + 1
         state.answers = observed.answers
         failed = state.problem is not None or not written
         state.errors = 0
-        wait = _stretched(decision.requeue_after, state.quiet, bool(observed.answers or observed.routers))
+        wait = stretched(decision.requeue_after, state.quiet, bool(observed.answers or observed.routers))
         calm = state.quiet > 1 and not failed and not state.stale and wait >= self._settings.idle_requeue
         calm = calm and decision.requeue_after >= self._settings.idle_requeue
         state.seen = observed if calm else None
@@ -171,7 +133,7 @@ class Reconciler:
             self._sidecars.ask(seen.cluster.uid, seen.pods),
             asyncio.gather(*(self._router(seen.cluster.uid, r.pod) for r in seen.routers)),
         )
-        return _news(seen.answers, answers) or tuple(routers) != seen.routers
+        return news(seen.answers, answers) or tuple(routers) != seen.routers
 
     async def forget(self, uid: str) -> None:
         """Free what is kept for a PDCluster that is gone."""
@@ -221,7 +183,7 @@ class Reconciler:
         kept = cluster.status.get("certificates") or {}
         if kept.get("fingerprint") != self._keys.ca_fingerprint:
             return None
-        end = timestamp(kept.get("notAfter")) or None
+        end = seconds(kept.get("notAfter")) or None
         # A certificate that lasts as long as its CA can not be renewed, only replaced with the CA.
         return math.inf if end is not None and end >= int(self._keys.longest) else end
 
@@ -295,22 +257,6 @@ def asks_for_devices(cluster: ClusterObject) -> bool:
     return any(
         "/" in name for part in parts for amounts in part.values() if isinstance(amounts, dict) for name in amounts
     )
-
-
-def _news(before: dict[str, PodAnswer], after: dict[str, PodAnswer]) -> bool:
-    """Did any pod say something else than last time? (An unchanged card is the same object: a 304.)"""
-    return before.keys() != after.keys() or any(
-        (a.error, a.verdicts) != (before[uid].error, before[uid].verdicts) or a.cards is not before[uid].cards
-        for uid, a in after.items()
-    )
-
-
-def _stretched(wanted: float, quiet: int, anyone_to_ask: bool) -> float:
-    """A model that loads for minutes need not be looked at twice a second: the wait doubles while there
-    is no news. What pods do in the API wakes us anyway; what only a sidecar or a router can tell is
-    asked for at least every 2 s."""
-    limit = _ASK_EVERY if anyone_to_ask else _LOOK_EVERY
-    return max(wanted, min(limit, wanted * 2.0 ** min(max(0, quiet - 2), 10)))
 
 
 def _log_change(cluster: ClusterObject, status: dict[str, Any]) -> None:

@@ -21,8 +21,9 @@ from pdoperator.api.names import GATE_KV_WIRED, LABEL_CLUSTER_UID
 from pdoperator.kube.execute import NotLeading
 from pdoperator.kube.kinds import PDCLUSTER_API
 from pdoperator.kube.port import KubeError, KubePort, Manifest
+from pdoperator.runtime.carried import ClusterState, Result
 from pdoperator.runtime.metrics import Metrics
-from pdoperator.runtime.reconciler import ClusterState, Reconciler, Result
+from pdoperator.runtime.reconciler import Reconciler
 
 log = logging.getLogger(__name__)
 
