@@ -186,14 +186,14 @@ def test_control_port_is_open_to_the_operators_namespace_and_own_pods_only() -> 
     assert open_ports == {30000, 9441}
 
 
-def test_revision_ignores_replicas_router_rollout_and_intervals_and_the_other_role() -> None:
+def test_revision_ignores_replicas_router_rollout_and_verification_and_the_other_role() -> None:
     base = PDClusterSpec.model_validate(quickstart())
     same = PDClusterSpec.model_validate(
         quickstart(
             decode__replicas=7,
             router={"type": "None"},
             rollout={"maxUnavailable": 2},
-            transfer__verification={"intervalSeconds": 10},
+            transfer__verification={"minBandwidth": "1G"},
             prefill__tensorParallelSize=1,
         )
     )
@@ -227,11 +227,13 @@ def test_reference_takes_the_command_line_that_the_operator_writes() -> None:
             quickstart(),
             quickstart(transfer__backend="NIXL"),
             quickstart(decode__hostKV={"mode": "HostReceive"}),
+            quickstart(transfer__fabric={"type": "TCP", "devices": ["eth0", "eth1"]}),
         ):
             args = pod(raw, role)["spec"]["containers"][0]["args"]
             told = options.parse_options([a.replace("$(POD_IP)", "10.0.0.1") for a in args])
             assert told.mode == role.value
             assert told.page_size == 16
+            assert told.net_devices == (",".join(raw["transfer"]["fabric"].get("devices", ())) or None)
             assert told.tp_size == (2 if role is Role.PREFILL else 1)
 
 

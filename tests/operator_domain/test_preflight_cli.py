@@ -133,6 +133,24 @@ def test_sglang_with_our_backend_is_refused_by_name_until_its_plugin_exists() ->
         assert "EngineNotSupportedYet" not in fails(engine=sglang, transfer__backend=backend)
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"decode__hierarchicalCache": {"ratio": 2}}, "spec.decode.hierarchicalCache"),
+        ({"transfer__plugin": {"name": "LIBFABRIC"}}, "spec.transfer.plugin"),
+        ({"transfer__plugin": {"parameters": {"num_workers": "2"}}}, "spec.transfer.plugin"),
+    ],
+)
+def test_what_the_reference_engine_would_pass_over_is_refused(change: dict[str, Any], named: str) -> None:
+    spec = PDClusterSpec.model_validate(quickstart(**change))
+    (finding,) = [f for f in preflight(spec).findings if f.rule == "ReferenceSetting"]
+    assert finding.status == "Fail" and finding.message.startswith(named)
+    own = PDClusterSpec.model_validate(
+        quickstart(**change, engine={"type": "SGLang", "image": "sg:1"}, transfer__backend="NIXL")
+    )
+    assert "ReferenceSetting" not in [f.rule for f in preflight(own).findings]
+
+
 def test_several_nodes_per_replica_are_refused_for_now() -> None:
     assert "MultiNode" in fails(prefill__nodesPerReplica=2)
 

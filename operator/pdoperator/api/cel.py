@@ -18,6 +18,7 @@ from pdoperator.api import names
 from pdoperator.api.cel_flags import abbreviation_patterns, flag_pattern
 from pdoperator.domain.container_env import OWN_ENV
 from pdoperator.domain.engine_flags import OWNED
+from pdoperator.domain.template import NOTHING_BELOW
 
 MAX_NAME = 40
 """Longest name of a PDCluster: with role, replica, revision and attempt behind it a pod's name stays a DNS label."""
@@ -30,9 +31,7 @@ OWNED_VOLUMES = (
     names.VOLUME_SHM,
 )
 OWNED_MOUNTS = (names.MODEL_PATH, names.SOCKET_DIR, names.TLS_DIR, "/dev/shm")
-_NOTHING_BELOW = (names.SOCKET_DIR, names.TLS_DIR)
-"""Whoever replaces a file in these decides whom a rank talks to."""
-_OWNED_MOUNT = f"^({'|'.join(OWNED_MOUNTS)})/?$|^({'|'.join(_NOTHING_BELOW)})/"
+_OWNED_MOUNT = f"^({'|'.join(OWNED_MOUNTS)})/?$|^({'|'.join(NOTHING_BELOW)})/"
 _ODD_PATH = "^[^/]|//|/[.][.]?(/|$)"
 
 

@@ -54,7 +54,8 @@ class FabricSpec(ApiModel):
     devices: tuple[ShortText, ...] = Field(
         default=(),
         max_length=64,
-        description="Network devices to use, for example mlx5_0. Empty: each rank picks those nearest to its GPU.",
+        description="Network devices to use, as the engine's transfer library spells them, for example mlx5_0, or for "
+        "UCX mlx5_0:1 or eth0. Empty: the library chooses.",
     )
     networks: tuple[ShortText, ...] = Field(
         default=(),
@@ -71,13 +72,13 @@ class FabricSpec(ApiModel):
     )
     gpu_direct: GPUDirect = Field(
         default=GPUDirect.PREFERRED,
-        description="Whether the NIC must read and write GPU memory directly. Required: proven, or the cluster is "
-        "not Ready. Off: never used.",
+        description="Whether the NIC must read and write GPU memory directly. Required: not Ready before it is proven "
+        "(this version collects no evidence of it yet). Preferred and Off: nothing is asked for.",
     )
 
 
 class PluginSpec(ApiModel):
-    """The NIXL backend under the transfer."""
+    """The NIXL backend under the transfer of SGLang's own NIXL backend; the Reference engine uses UCX."""
 
     name: Annotated[str, StringConstraints(pattern="^[A-Z][A-Z0-9_]*$", max_length=64)] = Field(
         default="UCX", description="NIXL backend: UCX, or LIBFABRIC (EFA needs it)."
@@ -88,19 +89,12 @@ class PluginSpec(ApiModel):
 
 
 class VerificationSpec(ApiModel):
-    """How the KV path is proven to work, before and during traffic."""
+    """What the proof that KV really moves has to show. Pairs are probed when they are wired."""
 
     min_bandwidth: Quantity | None = Field(
         default=None,
-        description="Least bandwidth of a pair of pods in bytes per second, for example 10G. Judged only while the "
-        "pair is idle. Unset: measured and shown, never judged.",
-    )
-    interval_seconds: StrictInt = Field(
-        default=60,
-        ge=5,
-        le=86400,
-        json_schema_extra=NO_CRD_DEFAULT,
-        description="Seconds between two checks of a wired pair. The operator's default is 60.",
+        description="Least bandwidth of a pair of pods in bytes per second, for example 10G. Measured by the "
+        "probe when the pair is wired. Unset: measured and shown, never judged.",
     )
 
 
@@ -145,5 +139,7 @@ class TransferSpec(ApiModel):
     )
     plugin: PluginSpec = Field(default=PluginSpec(), description="The NIXL backend under the transfer.")
     fabric: FabricSpec = Field(default=FabricSpec(), description="The network that carries the KV cache.")
-    verification: VerificationSpec = Field(default=VerificationSpec(), description="How the KV path is proven to work.")
+    verification: VerificationSpec = Field(
+        default=VerificationSpec(), description="What the proof that KV really moves has to show."
+    )
     timeouts: TimeoutsSpec = Field(default=TimeoutsSpec(), description="Deadlines of one request's transfer.")

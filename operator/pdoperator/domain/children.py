@@ -10,12 +10,13 @@ from typing import Any
 
 from pdoperator.api import names
 from pdoperator.api.spec import PDClusterSpec, RouterType
-from pdoperator.domain.containers import LAST_WORDS, merge_mounts
+from pdoperator.domain.containers import LAST_WORDS
 from pdoperator.domain.observed import ClusterObject
 from pdoperator.domain.pods import child_labels, owner_reference
 from pdoperator.domain.revision import role_spec
 from pdoperator.domain.rollout import max_unavailable
 from pdoperator.domain.settings import DecideSettings
+from pdoperator.domain.template import apply_template, merge_mounts, merge_named
 from pdtransfer.contract.base import Role, content_hash
 
 ROUTER_UID = 65532
@@ -133,29 +134,19 @@ def router_deployment(cluster: ClusterObject, spec: PDClusterSpec, settings: Dec
         volumes.append({"name": names.VOLUME_MODEL} | dict(spec.model.volume))
         container["volumeMounts"].append({"name": names.VOLUME_MODEL, "mountPath": names.MODEL_PATH, "readOnly": True})
     container["volumeMounts"] = merge_mounts(container["volumeMounts"], template.volume_mounts)
-    volumes += [dict(v) for v in template.volumes if v.get("name") not in {x["name"] for x in volumes}]
     pod_spec: dict[str, Any] = {
         "automountServiceAccountToken": template.service_account_name is not None,
         "enableServiceLinks": False,
-        "securityContext": template.security_context
-        or {"runAsNonRoot": True, "runAsUser": ROUTER_UID, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": ROUTER_UID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         "terminationGracePeriodSeconds": template.termination_grace_period_seconds or 30,
         "containers": [container],
-        "volumes": volumes,
+        "volumes": merge_named(volumes, template.volumes),
     }
-    for key, value in (
-        ("nodeSelector", template.node_selector),
-        ("tolerations", [dict(t) for t in template.tolerations]),
-        ("affinity", template.affinity),
-        ("schedulerName", template.scheduler_name),
-        ("priorityClassName", template.priority_class_name),
-        ("serviceAccountName", template.service_account_name),
-        ("runtimeClassName", template.runtime_class_name),
-        ("imagePullSecrets", [dict(s) for s in template.image_pull_secrets]),
-        ("topologySpreadConstraints", [dict(c) for c in template.topology_spread_constraints]),
-    ):
-        if value:
-            pod_spec[key] = value
+    apply_template(pod_spec, template)
     metadata = {"labels": dict(template.labels) | labels}
     if template.annotations:
         metadata["annotations"] = dict(template.annotations)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pdoperator.api import names
-from pdoperator.api.spec import EnvVar, FabricType, PDClusterSpec, TimeoutsSpec
+from pdoperator.api.spec import EnvVar, PDClusterSpec, TimeoutsSpec
 from pdtransfer.contract.base import Backend
 
 OWN_ENV = (
@@ -17,17 +17,14 @@ OWN_ENV = (
     "PDCLUSTER_UID",
     "PDCLUSTER_ROLE",
     "PDCLUSTER_REVISION",
-    "PDTRANSFER_FABRIC",
-    "PDTRANSFER_DEVICES",
-    "PDTRANSFER_GPUDIRECT",
     "PDTRANSFER_SOCKET",
     "PDTRANSFER_TLS_DIR",
 )
 """Names in `env` that the operator sets itself; a spec that sets one of them is refused."""
 
 
-def own_env(spec: PDClusterSpec, *, with_sidecar: bool) -> list[dict[str, Any]]:
-    """The variables of OWN_ENV that this spec needs, for the engine and for the sidecar alike."""
+def own_env(*, with_sidecar: bool) -> list[dict[str, Any]]:
+    """The variables of OWN_ENV, for the engine and for the sidecar alike."""
 
     def field(name: str, path: str) -> dict[str, Any]:
         return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
@@ -40,12 +37,7 @@ def own_env(spec: PDClusterSpec, *, with_sidecar: bool) -> list[dict[str, Any]]:
         field("PDCLUSTER_UID", f"metadata.labels['{names.LABEL_CLUSTER_UID}']"),
         field("PDCLUSTER_ROLE", f"metadata.labels['{names.LABEL_ROLE}']"),
         field("PDCLUSTER_REVISION", f"metadata.labels['{names.LABEL_REVISION}']"),
-        {"name": "PDTRANSFER_FABRIC", "value": spec.transfer.fabric.type.value},
     ]
-    if spec.transfer.fabric.type is FabricType.RDMA:
-        env.append({"name": "PDTRANSFER_GPUDIRECT", "value": spec.transfer.fabric.gpu_direct.value})
-        if spec.transfer.fabric.devices:
-            env.append({"name": "PDTRANSFER_DEVICES", "value": ",".join(spec.transfer.fabric.devices)})
     if with_sidecar:
         env.append({"name": "PDTRANSFER_SOCKET", "value": names.SOCKET_PATH})
         env.append({"name": "PDTRANSFER_TLS_DIR", "value": names.TLS_DIR})

@@ -6,8 +6,6 @@ no startup probe either, it would block the engine's start.
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pdoperator.api import names
@@ -15,6 +13,7 @@ from pdoperator.api.spec import FabricType, PDClusterSpec, RoleSpec
 from pdoperator.domain.container_env import own_env, sglang_env, user_env
 from pdoperator.domain.engine_command import engine_command
 from pdoperator.domain.settings import DecideSettings
+from pdoperator.domain.template import merge_mounts
 from pdtransfer.contract.base import Backend, EngineType, Role
 
 PRESTOP_SECONDS = 5
@@ -58,7 +57,7 @@ def sidecar_container(spec: PDClusterSpec, settings: DecideSettings) -> dict[str
         "command": ["pdtransfer-sidecar"],
         "args": args,
         "terminationMessagePolicy": LAST_WORDS,
-        "env": own_env(spec, with_sidecar=True),
+        "env": own_env(with_sidecar=True),
         "ports": [
             {"name": "pd-control", "containerPort": names.PORT_SIDECAR_CONTROL},
             {"name": "pd-health", "containerPort": names.PORT_SIDECAR_HEALTH},
@@ -84,19 +83,10 @@ def sidecar_container(spec: PDClusterSpec, settings: DecideSettings) -> dict[str
     }
 
 
-_NOTHING_BELOW = (names.SOCKET_DIR, names.TLS_DIR)
-
-
-def merge_mounts(ours: list[dict[str, Any]], theirs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Ours, then theirs that neither take a path of ours nor lie in the socket's or the
-    certificates' folder, however the path is spelled."""
-    taken = {str(m["mountPath"]) for m in ours}
-
-    def free(mount: Mapping[str, Any]) -> bool:
-        path = posixpath.normpath("/" + str(mount.get("mountPath", "")).lstrip("/"))
-        return path not in taken and not any(path == d or path.startswith(d + "/") for d in _NOTHING_BELOW)
-
-    return ours + [dict(m) for m in theirs if free(m)]
+def rank_claims(role: RoleSpec) -> list[str]:
+    """Names of a pod's resource claims: one per rank."""
+    ranks = max(1, role.tensor_parallel_size * role.pipeline_parallel_size // role.nodes_per_replica)
+    return [f"r{i}" for i in range(ranks)]
 
 
 def _resources(spec: PDClusterSpec, role: RoleSpec) -> dict[str, Any]:
@@ -109,8 +99,7 @@ def _resources(spec: PDClusterSpec, role: RoleSpec) -> dict[str, Any]:
             # Extended resources need requests == limits.
             resources.setdefault(kind, {})[want.name] = str(want.count)
     if fabric.resource_claim_template:
-        ranks = max(1, role.tensor_parallel_size * role.pipeline_parallel_size // role.nodes_per_replica)
-        resources["claims"] = [{"name": f"r{i}"} for i in range(ranks)]
+        resources["claims"] = [{"name": name} for name in rank_claims(role)]
     return resources
 
 
@@ -125,7 +114,7 @@ def engine_container(spec: PDClusterSpec, side: Role, role: RoleSpec, settings: 
     if wants_sidecar(spec):
         mounts.append(_mount(names.VOLUME_SOCKET, names.SOCKET_DIR))
         mounts.append(_mount(names.VOLUME_TLS, names.TLS_DIR, read_only=True))
-    env = own_env(spec, with_sidecar=wants_sidecar(spec))
+    env = own_env(with_sidecar=wants_sidecar(spec))
     if not reference:
         env += sglang_env(spec)
     mounts = merge_mounts(mounts, role.template.volume_mounts)

@@ -84,7 +84,7 @@ def decide(observed: Observed, memory: Memory, settings: DecideSettings) -> Deci
         observed, pic.plan.leaving, _still_routed(observed), dict(extra.get("leaving_since", {})), settings
     )
     actions += drained
-    actions += events(pic, aspects, cluster.status, memory.incarnations)
+    actions += events(pic, aspects, cluster.status, memory.incarnations, drained)
 
     changed = not same(status, cluster.status)
     return Decision(

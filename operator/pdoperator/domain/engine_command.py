@@ -61,6 +61,8 @@ def engine_command(spec: PDClusterSpec, side: Role, role: RoleSpec) -> tuple[lis
         if spec.model.revision:
             args += ["--model-revision", spec.model.revision]
         args += ["--sidecar-socket", names.SOCKET_PATH, "--tls-dir", names.TLS_DIR]
+        if spec.transfer.fabric.devices:
+            args += ["--net-devices", ",".join(spec.transfer.fabric.devices)]
         limits = spec.transfer.timeouts
         args += ["--kv-waiting-timeout", str(limits.waiting_seconds)]
         args += ["--kv-transfer-timeout", str(limits.transfer_seconds)]

@@ -61,7 +61,7 @@ OWNED: tuple[OwnedFlag, ...] = (
     OwnedFlag(("--served-model-name",), "spec.model.servedName"),
     OwnedFlag(("--disaggregation-mode",), "", "it follows from the role"),
     OwnedFlag(("--disaggregation-transfer-backend",), "spec.transfer.backend"),
-    OwnedFlag(("--disaggregation-ib-device",), "spec.transfer.fabric.devices"),
+    OwnedFlag(("--disaggregation-ib-device", "--net-devices"), "spec.transfer.fabric.devices"),
     OwnedFlag(("--disaggregation-bootstrap-port",), "", "the operator sets it and the router relies on it"),
     OwnedFlag(("--host",), "", "engines listen on the pod's address"),
     OwnedFlag(("--port",), "", "the operator sets it and the router relies on it"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pdoperator.api.conditions import ConditionStatus, ConditionType, Reason
-from pdoperator.domain.actions import EmitEvent
+from pdoperator.domain.actions import DeletePod, EmitEvent
 from pdoperator.domain.condition import Aspect, old_condition
 from pdoperator.domain.picture import Picture
 from pdoperator.domain.view import engine_pods
@@ -14,9 +14,13 @@ from pdoperator.domain.words import count
 
 
 def events(
-    pic: Picture, aspects: list[Aspect], before: Mapping[str, Any], incarnations: Mapping[str, str]
+    pic: Picture,
+    aspects: list[Aspect],
+    before: Mapping[str, Any],
+    incarnations: Mapping[str, str],
+    drained: Sequence[DeletePod],
 ) -> list[EmitEvent]:
-    """`before` is the old status, `incarnations` are those seen last."""
+    """`before` is the old status, `incarnations` are those seen last, `drained` the pods that go as planned."""
     out: list[EmitEvent] = []
 
     def turned(kind: ConditionType, status: ConditionStatus) -> Aspect | None:
@@ -36,8 +40,8 @@ def events(
         out.append(
             EmitEvent("Normal", Reason.LAUNCHED.value, f"launching {count(len(pic.plan.creates), 'pod')}: {made}")
         )
-    for delete in pic.plan.deletes:
-        out.append(EmitEvent("Warning", Reason.RECYCLED.value, f"{delete.name}: {delete.message}"))
+    for kind, deletes in (("Warning", pic.plan.deletes), ("Normal", drained)):
+        out += [EmitEvent(kind, d.reason, f"{d.name}: {d.message}") for d in deletes]
     named = {p.uid: p.name for p in engine_pods(pic.observed)}
     for peer in pic.view.peers:
         old = incarnations.get(peer.uid)

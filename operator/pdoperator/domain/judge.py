@@ -7,9 +7,10 @@ from pdoperator.api.conditions import ConditionStatus, ConditionType, Reason
 from pdoperator.api.quantities import parse_quantity
 from pdoperator.api.spec import RouterType
 from pdoperator.api.status import parse_timestamp, timestamp
+from pdoperator.domain.apirefusal import refusal_reason, refusal_text
 from pdoperator.domain.condition import Aspect, no, old_condition, unknown, yes
 from pdoperator.domain.fabric import fabric_ready
-from pdoperator.domain.lastwords import bounded, one_line
+from pdoperator.domain.lastwords import bounded
 from pdoperator.domain.peerswired import peers_wired
 from pdoperator.domain.picture import Picture
 from pdoperator.domain.poddiagnosis import worst
@@ -102,7 +103,11 @@ def role_ready(pic: Picture, role: Role) -> Aspect:
     if not pic.may_launch:
         return no(kind, Reason.NOT_LAUNCHED, f"{head}: nothing is launched, see Compatible")
     if pic.observed.api_error:
-        return no(kind, _api_reason(pic.observed.api_error_reason), f"{head}: {_api_text(pic)}")
+        return no(
+            kind,
+            refusal_reason(pic.observed.api_error_reason),
+            f"{head}: {_refused(pic)}",
+        )
     return no(kind, Reason.LAUNCHING, f"{head}: being launched")
 
 
@@ -202,8 +207,12 @@ def progressing(pic: Picture) -> Aspect:
     kind = ConditionType.PROGRESSING
     observed = pic.observed
     if observed.api_error:
-        reason = _api_reason(observed.api_error_reason)
-        return no(kind, reason, f"the API server refused a change: {_api_text(pic)}")
+        reason = refusal_reason(observed.api_error_reason)
+        return no(
+            kind,
+            reason,
+            f"the API server refused a change: {_refused(pic)}",
+        )
     if not pic.may_launch:
         return no(kind, Reason.BLOCKED, "nothing is launched, see Compatible", required=False)
     if pic.plan.blocked:
@@ -240,25 +249,8 @@ def progressing(pic: Picture) -> Aspect:
     return yes(kind, Reason.STABLE, "nothing is under way", required=False)
 
 
-def _api_reason(word: str) -> Reason:
-    try:
-        return Reason(word)
-    except ValueError:
-        return Reason.API_FORBIDDEN if word == "Forbidden" else Reason.API_ERROR
-
-
-_API_ACTIONS = {
-    Reason.API_FORBIDDEN: "Check the operator's ClusterRole.",
-    Reason.ADMISSION_REFUSED: "Raise the quota or lower what the role asks for; for Pod Security set "
-    "template.securityContext and template.containerSecurityContext, or the namespace's level.",
-}
-
-
-def _api_text(pic: Picture) -> str:
-    """What the API server refused, and what to do."""
-    text = one_line(pic.observed.api_error, 1000)
-    action = _API_ACTIONS.get(_api_reason(pic.observed.api_error_reason), "")
-    return f"{text}. {action}" if action else text
+def _refused(pic: Picture) -> str:
+    return refusal_text(pic.observed.api_error, pic.observed.api_error_reason)
 
 
 def all_aspects(pic: Picture, proof: Verification) -> list[Aspect]:

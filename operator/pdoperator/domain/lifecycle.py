@@ -20,6 +20,7 @@ from pdoperator.domain.revision import role_revisions, role_spec
 from pdoperator.domain.rollout import max_surge, max_unavailable
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.domain.view import FAILED_PHASES
+from pdoperator.domain.words import count
 from pdtransfer.contract.base import Role
 
 
@@ -154,7 +155,7 @@ def _plan_role(
             fail(pod, *recycle[pod.uid])
             pods.remove(pod)
     for pod in work.surplus:
-        leaving[pod.uid] = f"scaled to {wanted} replicas"
+        leaving[pod.uid] = f"scaled to {count(wanted, 'replica')}"
 
     served = [p for pods in work.slots.values() for p in pods if p.ready]
     available = len({p.replica for p in served})

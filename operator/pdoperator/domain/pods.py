@@ -1,9 +1,4 @@
-"""The pod the operator wants for one slot of a role: names, labels, volumes, containers, gates.
-
-Template overrides are merged by key: maps (labels, annotations, nodeSelector) and lists with names
-(volumes, mounts) are added to ours, and ours win where both name the same key; single values
-(scheduler, priority class, service account, grace period ...) replace our default.
-"""
+"""The pod the operator wants for one slot of a role: names, labels, volumes, containers, gates."""
 
 from __future__ import annotations
 
@@ -12,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdoperator.api import names
-from pdoperator.api.spec import FabricType, PDClusterSpec, PodTemplate
-from pdoperator.domain.containers import engine_container, sidecar_container, wants_sidecar
+from pdoperator.api.spec import FabricType, PDClusterSpec
+from pdoperator.domain.containers import engine_container, rank_claims, sidecar_container, wants_sidecar
 from pdoperator.domain.observed import ClusterObject
 from pdoperator.domain.revision import role_spec
 from pdoperator.domain.settings import DecideSettings
+from pdoperator.domain.template import apply_template, merge_named
 from pdtransfer.contract.base import Backend, Role
 
 _NAME_MAX = 63
@@ -124,7 +120,7 @@ def engine_pod(
         "automountServiceAccountToken": template.service_account_name is not None,
         "enableServiceLinks": False,
         "containers": [engine_container(spec, slot.role, role, settings)],
-        "volumes": _merge_named(_volumes(cluster, spec), template.volumes),
+        "volumes": merge_named(_volumes(cluster, spec), template.volumes),
     }
     if wants_sidecar(spec):
         pod_spec["initContainers"] = [sidecar_container(spec, settings)]
@@ -134,11 +130,10 @@ def engine_pod(
         pod_spec["hostNetwork"] = True
         pod_spec["dnsPolicy"] = "ClusterFirstWithHostNet"
     if rdma and fabric.resource_claim_template:
-        ranks = max(1, role.tensor_parallel_size * role.pipeline_parallel_size // role.nodes_per_replica)
         pod_spec["resourceClaims"] = [
-            {"name": f"r{i}", "resourceClaimTemplateName": fabric.resource_claim_template} for i in range(ranks)
+            {"name": name, "resourceClaimTemplateName": fabric.resource_claim_template} for name in rank_claims(role)
         ]
-    _apply_template(pod_spec, template)
+    apply_template(pod_spec, template)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -161,30 +156,3 @@ def _volumes(cluster: ClusterObject, spec: PDClusterSpec) -> list[dict[str, Any]
         volumes.append({"name": names.VOLUME_SOCKET, "emptyDir": {}})
         volumes.append({"name": names.VOLUME_TLS, "secret": {"secretName": names.tls_secret_name(cluster.name)}})
     return volumes
-
-
-def _merge_named(ours: list[dict[str, Any]], theirs: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
-    """Ours, then theirs whose name we do not use."""
-    taken = {item.get("name") for item in ours}
-    return ours + [dict(item) for item in theirs if item.get("name") not in taken]
-
-
-def _apply_template(pod_spec: dict[str, Any], template: PodTemplate) -> None:
-    single = {
-        "affinity": template.affinity,
-        "schedulerName": template.scheduler_name,
-        "priorityClassName": template.priority_class_name,
-        "serviceAccountName": template.service_account_name,
-        "runtimeClassName": template.runtime_class_name,
-        "securityContext": template.security_context,
-    }
-    pod_spec.update({k: v for k, v in single.items() if v is not None})
-    if template.node_selector:
-        pod_spec["nodeSelector"] = dict(template.node_selector)
-    for key, items in (
-        ("tolerations", template.tolerations),
-        ("topologySpreadConstraints", template.topology_spread_constraints),
-        ("imagePullSecrets", template.image_pull_secrets),
-    ):
-        if items:
-            pod_spec[key] = [dict(i) for i in items]

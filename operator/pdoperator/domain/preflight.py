@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pdoperator.api.quantities import scaled
-from pdoperator.api.spec import FabricType, PDClusterSpec, PodTemplate
+from pdoperator.api.spec import FabricType, PDClusterSpec, PluginSpec, PodTemplate
 from pdoperator.domain.container_env import OWN_ENV
 from pdoperator.domain.engine_flags import owned_flags, parse_fact_flags
 from pdoperator.domain.facts import spec_facts
@@ -145,6 +145,8 @@ def spec_findings(spec: PDClusterSpec) -> list[Finding]:
                             f"Set {where}.{field} to 1, or use the SGLang engine.",
                         )
                     )
+    if spec.engine.type is EngineType.REFERENCE:
+        found += _not_of_reference(spec)
     if not spec.model.source and not spec.model.volume:
         found.append(
             _fail(
@@ -182,6 +184,21 @@ def spec_findings(spec: PDClusterSpec) -> list[Finding]:
         except ValueError:
             found.append(_fail("Rollout", f"spec.rollout.{name} is {count!r}", "Use a count or a percentage."))
     return found
+
+
+def _not_of_reference(spec: PDClusterSpec) -> list[Finding]:
+    """What the Reference engine would pass over without a word."""
+    told = [f"spec.{role.value}.hierarchicalCache" for role in Role if role_spec(spec, role).hierarchical_cache]
+    if spec.transfer.plugin != PluginSpec():
+        told.append("spec.transfer.plugin")
+    return [
+        _fail(
+            "ReferenceSetting",
+            f"{field} is set, but the Reference engine does not have it",
+            f"Remove {field}, or use the SGLang engine.",
+        )
+        for field in told
+    ]
 
 
 def _not_root(template: PodTemplate) -> bool:

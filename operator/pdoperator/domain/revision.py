@@ -1,6 +1,6 @@
 """Revision hash of a role: over the spec fields that change its pods, and nothing else.
 
-Replicas, router, rollout and intervals are left out; the rendered pod is never hashed (an operator
+Replicas, router, rollout and verification are left out; the rendered pod is never hashed (an operator
 upgrade would roll the fleet). Fields left at their default are left out as well, so that a field
 added to the API later does not change old hashes.
 """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdoperator.api.conditions import ConditionStatus, ConditionType, Reason
+from pdoperator.api.conditions import ConditionStatus, ConditionType
 from pdoperator.api.status import timestamp
+from pdoperator.domain.apirefusal import refusal_text
 from pdoperator.domain.observed import ClusterObject
 from pdoperator.kube.observe import Problem
 
@@ -17,7 +18,6 @@ def blocked_status(cluster: ClusterObject, problem: Problem, now: float) -> dict
         ConditionType.READY: ConditionStatus.UNKNOWN,
         ConditionType.PROGRESSING: ConditionStatus.FALSE,
     }
-    hint = ". Check the operator's ClusterRole." if problem.reason == Reason.API_FORBIDDEN else ""
     before = {c.get("type"): c for c in cluster.status.get("conditions") or []}
     after = dict(before)
     for kind, status in told.items():
@@ -28,7 +28,7 @@ def blocked_status(cluster: ClusterObject, problem: Problem, now: float) -> dict
             "type": kind.value,
             "status": status.value,
             "reason": str(problem.reason),
-            "message": problem.message + hint,
+            "message": refusal_text(problem.message, problem.reason),
             "lastTransitionTime": since,
             "observedGeneration": cluster.generation,
         }
