@@ -81,7 +81,7 @@ class Process:
 
 
 def build(process: Process) -> kopf.OperatorRegistry:
-    """The kopf registry: five handlers, none of which patches anything."""
+    """The kopf registry: login, start, stop, probe and two watches, none of which patches anything."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)

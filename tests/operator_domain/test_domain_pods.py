@@ -193,7 +193,7 @@ def test_revision_ignores_replicas_router_rollout_and_verification_and_the_other
             decode__replicas=7,
             router={"type": "None"},
             rollout={"maxUnavailable": 2},
-            transfer__verification={"minBandwidth": "1G"},
+            transfer__verification={"minBandwidth": "1G", "intervalSeconds": 10},
             prefill__tensorParallelSize=1,
         )
     )

@@ -311,6 +311,17 @@ def test_surge_brings_the_successor_before_the_last_one_goes() -> None:
     assert len(w.side(Role.DECODE)) == 1
 
 
+def sit_out_the_backoff(w: World) -> None:
+    """The failed pod's successor comes after its 10 s, not before."""
+    created = len(w.created)
+    for _ in range(8):
+        w.step()
+        assert len(w.created) == created, "not before its time"
+    w.step(seconds=3.0)
+    w.run()
+    assert len(w.created) == created + 1
+
+
 def test_a_failed_pod_is_replaced_after_a_backoff_that_outlives_the_operator() -> None:
     w = ready_world()
     victim = w.side(Role.DECODE)[0]
@@ -320,13 +331,7 @@ def test_a_failed_pod_is_replaced_after_a_backoff_that_outlives_the_operator() -
     assert w.status["backoff"][0]["failures"] == 1
     assert "137" in w.status["backoff"][0]["lastExit"]
     w.restart_operator()
-    created = len(w.created)
-    for _ in range(8):
-        w.step()
-        assert len(w.created) == created, "not before its time"
-    w.step(seconds=3.0)
-    w.run()
-    assert len(w.created) == created + 1
+    sit_out_the_backoff(w)
     assert w.condition("Ready")["status"] == "True"
     assert w.created[-1] != victim.name
 
@@ -338,13 +343,7 @@ def test_a_backoff_outlives_a_status_that_could_not_be_written() -> None:
     victim.phase, victim.exit_code, victim.restarts, victim.engine = "Failed", 137, 1, "crashed"
     w.step()
     w.status = told  # 409: the object had changed
-    created = len(w.created)
-    for _ in range(8):
-        w.step()
-        assert len(w.created) == created, "not before its time"
-    w.step(seconds=3.0)
-    w.run()
-    assert len(w.created) == created + 1
+    sit_out_the_backoff(w)
 
 
 def test_policies_that_were_switched_off_and_a_router_that_is_not_asked_for_are_removed() -> None:

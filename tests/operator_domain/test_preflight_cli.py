@@ -133,6 +133,18 @@ def test_sglang_with_our_backend_is_refused_by_name_until_its_plugin_exists() ->
         assert "EngineNotSupportedYet" not in fails(engine=sglang, transfer__backend=backend)
 
 
+def test_fields_that_nothing_reads_yet_are_warned_about() -> None:
+    spec = PDClusterSpec.model_validate(
+        quickstart(
+            transfer__verification={"intervalSeconds": 30}, decode__hostKV={"mode": "HostReceive", "size": "64Mi"}
+        )
+    )
+    told = [f.message.partition(" ")[0] for f in preflight(spec).of("Warn") if f.rule == "NoEffectYet"]
+    assert told == ["spec.transfer.verification.intervalSeconds", "spec.decode.hostKV.size"]
+    plain = PDClusterSpec.model_validate(quickstart())
+    assert "NoEffectYet" not in [f.rule for f in preflight(plain).findings]
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -155,7 +155,9 @@ class HostKVSpec(ApiModel):
         description="Off; HostReceive: the whole KV of a request arrives in host memory; HiSparse: sparse attention "
         "with the full KV in host memory.",
     )
-    size: Quantity | None = Field(default=None, description="Host memory per rank for it, for example 64Gi.")
+    size: Quantity | None = Field(
+        default=None, description="Host memory per rank for it, for example 64Gi. No effect in this version."
+    )
 
 
 class DecodeSpec(RoleSpec):

@@ -78,7 +78,7 @@ class FabricSpec(ApiModel):
 
 
 class PluginSpec(ApiModel):
-    """The NIXL backend under the transfer of SGLang's own NIXL backend; the Reference engine uses UCX."""
+    """The NIXL backend under the transfer. The Reference engine has UCX with its defaults only."""
 
     name: Annotated[str, StringConstraints(pattern="^[A-Z][A-Z0-9_]*$", max_length=64)] = Field(
         default="UCX", description="NIXL backend: UCX, or LIBFABRIC (EFA needs it)."
@@ -95,6 +95,14 @@ class VerificationSpec(ApiModel):
         default=None,
         description="Least bandwidth of a pair of pods in bytes per second, for example 10G. Measured by the "
         "probe when the pair is wired. Unset: measured and shown, never judged.",
+    )
+    interval_seconds: StrictInt = Field(
+        default=60,
+        ge=5,
+        le=86400,
+        json_schema_extra=NO_CRD_DEFAULT,
+        description="Seconds between two checks of a wired pair. No effect in this version, which checks a pair when "
+        "it is wired.",
     )
 
 

@@ -15,6 +15,7 @@ from pdoperator.domain.peerswired import peers_wired
 from pdoperator.domain.picture import Picture
 from pdoperator.domain.poddiagnosis import worst
 from pdoperator.domain.verification import Verification
+from pdoperator.domain.view import FAILED_PHASES
 from pdoperator.domain.words import count, rate
 from pdtransfer.contract.base import Role
 
@@ -84,9 +85,7 @@ def role_ready(pic: Picture, role: Role) -> Aspect:
         tail = f", {old} of them still at an older revision" if old else ""
         return yes(kind, Reason.PODS_READY, f"{ready} of {wanted} {role.value} replicas ready{tail}")
     head = f"{ready} of {wanted} {role.value} replicas ready"
-    failed = [
-        p for p in pic.observed.pods if p.role == role.value and not p.deleting and p.phase in ("Failed", "Succeeded")
-    ]
+    failed = [p for p in pic.observed.pods if p.role == role.value and not p.deleting and p.phase in FAILED_PHASES]
     found = worst([*pods, *failed], pic.gates.ready, pic.gates.reasons, pic.managed, pic.observed.now)
     if found is not None:
         return no(kind, found[0], f"{head}: {found[1]}")

@@ -119,6 +119,13 @@ _UNTOLD = ("", "Probing", "Verified")
 _RANK = {VerdictState.REFUSED: 0, VerdictState.UNREACHABLE: 1, VerdictState.PROBING: 2, VerdictState.WIRED: 3}
 
 
+def _broken(verdict: Verdict) -> tuple[LinkState, str]:
+    """What a Refused or Unreachable says about the link, and its words."""
+    state = LinkState.REFUSED if verdict.state is VerdictState.REFUSED else LinkState.UNREACHABLE
+    text = f"{verdict.reason}: {verdict.message}" if verdict.reason else verdict.message or verdict.state.value
+    return state, text
+
+
 def judge(
     prefill: Peer,
     decode: Peer,
@@ -150,8 +157,7 @@ def judge(
     )
     verdicts = tuple(v for _, v in found)
     if worst is not None and worst.state in (VerdictState.REFUSED, VerdictState.UNREACHABLE):
-        state = LinkState.REFUSED if worst.state is VerdictState.REFUSED else LinkState.UNREACHABLE
-        text = f"{worst.reason}: {worst.message}" if worst.reason else worst.message or worst.state.value
+        state, text = _broken(worst)
         newest = max(v.at for v in verdicts if v.state is worst.state)
         return Link(here, there, state, text, verdicts, newest, worst.reason, where)
     if complete:
@@ -205,8 +211,7 @@ def _one_sided(peer: Peer, lost: PodSeen, told: Told | None) -> Link | None:
         return None
     prefill = peer.role is Role.PREFILL
     here, there = (peer.pod, lost) if prefill else (lost, peer.pod)
-    state = LinkState.REFUSED if worst.state is VerdictState.REFUSED else LinkState.UNREACHABLE
-    text = f"{worst.reason}: {worst.message}" if worst.reason else worst.message or worst.state.value
+    state, text = _broken(worst)
     where = (worst.rank, worst.peer_rank) if prefill else (worst.peer_rank, worst.rank)
     newest = max(v.at for v in against_it)
     return Link(here, there, state, text, tuple(against_it), newest, worst.reason, where)

@@ -145,6 +145,7 @@ def spec_findings(spec: PDClusterSpec) -> list[Finding]:
                             f"Set {where}.{field} to 1, or use the SGLang engine.",
                         )
                     )
+    found += _without_effect_yet(spec)
     if spec.engine.type is EngineType.REFERENCE:
         found += _not_of_reference(spec)
     if not spec.model.source and not spec.model.volume:
@@ -184,6 +185,18 @@ def spec_findings(spec: PDClusterSpec) -> list[Finding]:
         except ValueError:
             found.append(_fail("Rollout", f"spec.rollout.{name} is {count!r}", "Use a count or a percentage."))
     return found
+
+
+def _without_effect_yet(spec: PDClusterSpec) -> list[Finding]:
+    told = []
+    if "interval_seconds" in spec.transfer.verification.model_fields_set:
+        told.append(("spec.transfer.verification.intervalSeconds", "a pair is checked when it is wired"))
+    if spec.decode.host_kv.size is not None:
+        told.append(("spec.decode.hostKV.size", "the engine sizes its host memory itself"))
+    return [
+        _warn("NoEffectYet", f"{field} has no effect in this version: {why}", f"Leave {field} out.")
+        for field, why in told
+    ]
 
 
 def _not_of_reference(spec: PDClusterSpec) -> list[Finding]:

@@ -48,7 +48,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a pod that answered is not wired yet. `stale` ones are asked again and then recycled."""
+    """Why a pod that was asked is not wired yet. `stale` ones are asked again and then recycled."""
 
     pod: PodSeen
     reason: Reason

@@ -48,9 +48,3 @@ OWN_NAMESPACE_RULES: tuple[Rule, ...] = (
     _rule("coordination.k8s.io", "leases", "get create update"),
 )
 """Only in the operator's own namespace: its CA and its Lease."""
-
-
-def allowed(group: str, resource: str, verb: str, *, own_namespace: bool = False) -> bool:
-    """True when the table grants this call."""
-    rules = CLUSTER_RULES + (OWN_NAMESPACE_RULES if own_namespace else ())
-    return any(r.group == group and r.resource == resource and verb in r.verbs for r in rules)

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from pdoperator.api.conditions import Reason
 from pdoperator.api.names import CONTAINER_SIDECAR, PORT_SIDECAR_CONTROL, pod_server_name
 from pdoperator.domain.observed import PodAnswer, PodSeen
+from pdoperator.domain.view import FAILED_PHASES
 from pdoperator.pods.http import BodyTooLarge, certificate_problem, origin, read_limited
 from pdtransfer.contract.card import PodCards
 from pdtransfer.contract.roster import Roster, RosterRefusal
@@ -233,7 +234,7 @@ class SidecarClient:
 
 def can_answer(pod: PodSeen) -> bool:
     """True when the pod has an address and its sidecar runs; a pod that still starts is not unreachable."""
-    if not pod.ip or pod.phase in ("Succeeded", "Failed"):
+    if not pod.ip or pod.phase in FAILED_PHASES:
         return False
     return any(c.name == CONTAINER_SIDECAR and c.running for c in pod.containers)
 

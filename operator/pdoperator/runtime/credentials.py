@@ -113,7 +113,7 @@ async def load(kube: KubePort, namespace: str, clock: Callable[[], float] = time
             raise KubeError(404, "NotFound", f"Secret {namespace}/{CA_SECRET} vanished while the operator started")
     authority = parse(found)
     if authority.not_after <= clock():
-        log.warning("secret=%s/%s event=ca-ended, a new one is made", namespace, CA_SECRET)
+        log.warning("secret=%s/%s event=ca-ended message='a new one is made'", namespace, CA_SECRET)
         authority = new_authority(clock(), previous=authority)
         await kube.apply(_secret(authority, namespace))
     return Credentials(authority, clock)
