@@ -208,12 +208,13 @@ class Cluster:
         started = time.monotonic()
         tools = tools_module.ensure_tools(self._say)
         names = [node.name for node in self.nodes()]
-        shares.remember(self.layout, folders.shared())
+        environment = folders.make_environment(self.layout.pod_environment)
+        shares.remember(self.layout, folders.shared(environment))
         self._share(names)
         images = [
             image_set.pause_image(tools),
             image_set.busybox_image(),
-            image_set.project_image(folders),
+            image_set.project_image(folders, environment),
         ]
         imported = image_set.load(self.layout, names, images)
         for line in imported:

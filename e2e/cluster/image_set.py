@@ -2,8 +2,8 @@
 
 All are small. The project's image holds links into /host, where the nodes
 show folders of the host (see shares.py): the system's /usr, the Python
-installation, the virtual environment and the source tree. So a pod runs the
-code as it is in the working tree, and nothing is packed again after an edit.
+installation, the packages and the source tree (see pod_env.py). So a pod runs
+the code as it is in the working tree, and nothing is packed again after an edit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import containerd, shares, tools
+from . import containerd, pod_env, shares, tools
 from .errors import ClusterError
 from .oci import DEFAULT_PATH, Image, ImageConfig, Tree
 from .paths import Layout
@@ -103,14 +103,23 @@ class ProjectFolders:
         return [home, home.resolve()]
 
     def linked(self) -> list[Path]:
-        """Folders that the image shows at their own path; those in /usr come with it."""
-        wanted = [self.venv, self.venv.resolve(), self.source, *self.python(), *self.extra]
-        absolute = [folder.absolute() for folder in wanted]
-        outermost = shares.outermost([Path("/usr"), *absolute])
-        return [folder for folder in outermost if folder != Path("/usr")]
+        """Folders that the image shows at their own path too: the Python installation, whose program
+        looks for its library there. What lies in /usr comes with it."""
+        return _outside_usr(self.python())
 
-    def shared(self) -> list[Path]:
-        return [*_system_folders(), *self.linked()]
+    def shared(self, pod_environment: Path) -> list[Path]:
+        """Folders that the nodes show below /host."""
+        wanted = [self.venv, self.venv.resolve(), self.source, *self.python(), *self.extra, pod_environment]
+        return [*_system_folders(), *_outside_usr(wanted)]
+
+    def make_environment(self, into: Path) -> Path:
+        """The pods' environment (see pod_env.py); gives its folder."""
+        return pod_env.make(into, self.venv, self.source, self.python()[-1] / "bin")
+
+
+def _outside_usr(folders: Iterable[Path]) -> list[Path]:
+    outermost = shares.outermost([Path("/usr"), *(folder.absolute() for folder in folders)])
+    return [folder for folder in outermost if folder != Path("/usr")]
 
 
 def _system_folders() -> list[Path]:
@@ -120,8 +129,9 @@ def _system_folders() -> list[Path]:
     return found
 
 
-def project_image(folders: ProjectFolders) -> Image:
+def project_image(folders: ProjectFolders, pod_environment: Path) -> Image:
     tree = Tree()
+    environment = f"{containerd.HOST_MOUNT}{pod_environment.absolute()}"
     _accounts(tree)
     for folder in [*_system_folders(), *folders.linked()]:
         tree.symlink(str(folder), f"{containerd.HOST_MOUNT}{folder}")
@@ -134,8 +144,8 @@ def project_image(folders: ProjectFolders) -> Image:
             tree.file(name, host_file)
     config = ImageConfig(
         environment=(
-            f"PATH={folders.venv.absolute()}/bin:{DEFAULT_PATH}",
-            f"VIRTUAL_ENV={folders.venv.absolute()}",
+            f"PATH={environment}/bin:{DEFAULT_PATH}",
+            f"VIRTUAL_ENV={environment}",
             "LANG=C.UTF-8",
             # The environment is read-only in a pod.
             "PYTHONDONTWRITEBYTECODE=1",

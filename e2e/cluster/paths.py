@@ -53,6 +53,11 @@ class Layout:
         return self.root.with_name(self.root.name + ".lock")
 
     @property
+    def pod_environment(self) -> Path:
+        """The Python environment that pods of the project's image see (pod_env.py)."""
+        return self.root / "pod-env"
+
+    @property
     def cluster_file(self) -> Path:
         return self.root / "cluster.json"
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from e2e.kit.cluster import Target
-from e2e.kit.shell import ROOT, run, wait_for
+from e2e.kit.shell import ROOT, CommandFailed, run, wait_for
 
 SYSTEM = "pdcluster-system"
 RELEASE = "pdcluster"
@@ -22,9 +22,9 @@ CONFIGMAP_LIMIT = 1 << 20
 
 
 def operator(target: Target) -> None:
-    """`helm upgrade --install`, and wait until the operator is available."""
+    """`helm upgrade --install`, and wait until the operator is available. A failure shows what its pod says."""
     repository, _, tag = target.image.rpartition(":")
-    run(
+    done = run(
         [
             target.helm, "--kubeconfig", target.kubectl.kubeconfig, "upgrade", "--install", RELEASE,
             str(ROOT / "charts" / "pdcluster"), "--namespace", SYSTEM, "--create-namespace",
@@ -32,8 +32,12 @@ def operator(target: Target) -> None:
             "--set", f"defaults.transferImage={target.image}", "--set", f"defaults.routerImage={target.image}",
             "--wait", "--timeout", "60s",
         ],
-        timeout=240,
+        timeout=120,
+        check=False,
     )  # fmt: skip
+    if done.returncode:
+        pods = target.kubectl.into(SYSTEM)("describe", "pods", check=False)
+        raise CommandFailed(f"helm upgrade --install: {done.stderr}\n{pods[-3000:]}\n{operator_logs(target)}")
 
 
 def uninstall(target: Target) -> None:

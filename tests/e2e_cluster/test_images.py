@@ -3,12 +3,14 @@
 import hashlib
 import io
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from e2e.cluster import image_set, shares
+from e2e.cluster import image_set, pod_env, shares
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.image_set import ProjectFolders
 from e2e.cluster.oci import Image, ImageConfig, Tree
@@ -100,19 +102,38 @@ def test_project_folders_follow_the_environment_to_its_python(tmp_path: Path) ->
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "venv/pyvenv.cfg").write_text(f"home = {tmp_path}/python/bin\nversion = 3.11.7\n")
     folders = ProjectFolders(tmp_path / "venv", tmp_path / "source")
-    assert set(folders.linked()) == {tmp_path / "venv", tmp_path / "source", tmp_path / "python"}
-    image = image_set.project_image(folders)
-    assert f"PATH={tmp_path}/venv/bin:" in image.config.environment[0]
+    assert folders.linked() == [tmp_path / "python"]
+    shown = {tmp_path / "venv", tmp_path / "source", tmp_path / "python", tmp_path / "pods"}
+    assert shown <= set(folders.shared(tmp_path / "pods"))
+    image = image_set.project_image(folders, tmp_path / "pods")
+    assert f"PATH=/host{tmp_path}/pods/bin:" in image.config.environment[0]
     with tarfile.open(fileobj=io.BytesIO(image.layers[0])) as archive:
-        assert archive.getmember(f"{tmp_path}/venv".lstrip("/")).linkname == f"/host{tmp_path}/venv"
+        assert archive.getmember(f"{tmp_path}/python".lstrip("/")).linkname == f"/host{tmp_path}/python"
         assert archive.getmember("usr").linkname == "/host/usr"
+
+
+def test_every_path_of_the_pods_environment_is_below_host(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=60)
+    (tmp_path / "source/operator").mkdir(parents=True)
+    (venv / "bin/tool").write_text(f"#!{venv}/bin/python\nprint('hello')\n")
+    pods = pod_env.make(tmp_path / "pods", venv, tmp_path / "source", Path(sys.base_prefix) / "bin")
+    assert (pods / "bin/tool").read_text() == f"#!/host{pods}/bin/python\nprint('hello')\n"
+    assert not (pods / "bin/activate").exists()
+    assert str((pods / "bin/python").readlink()).startswith(f"/host{sys.base_prefix}/bin/python3")
+    (pth,) = pods.glob("lib/python3.*/site-packages/pods.pth")
+    lines = pth.read_text().splitlines()
+    assert lines[0] == f"/host{tmp_path}/source/operator"
+    assert all(line.startswith("/host/") for line in lines)
+    assert any(line.startswith(f"/host{venv}/lib/") for line in lines)
 
 
 def test_a_python_below_usr_comes_with_usr(tmp_path: Path) -> None:
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv/pyvenv.cfg").write_text("home = /usr/bin\n")
     folders = ProjectFolders(tmp_path / "venv", tmp_path)
-    assert folders.linked() == [tmp_path]
+    assert folders.linked() == []
+    assert tmp_path in folders.shared(tmp_path / "pods")
 
 
 def test_no_environment_is_an_error_with_a_hint(tmp_path: Path) -> None:
