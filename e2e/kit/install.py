@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ CONFIGMAP_LIMIT = 1 << 20
 
 def operator(target: Target) -> None:
     """`helm upgrade --install`, and wait until the operator is available. A failure shows what its pod says."""
+    _clear_interrupted(target)
     repository, _, tag = target.image.rpartition(":")
     done = run(
         [
@@ -38,6 +40,27 @@ def operator(target: Target) -> None:
     if done.returncode:
         pods = target.kubectl.into(SYSTEM)("describe", "pods", check=False)
         raise CommandFailed(f"helm upgrade --install: {done.stderr}\n{pods[-3000:]}\n{operator_logs(target)}")
+
+
+def _clear_interrupted(target: Target) -> None:
+    """Take away a release whose install or upgrade was cut off (Ctrl-C in a demo): helm would refuse every
+    further one. PDClusters and the CRD stay."""
+    found = run(
+        [
+            target.helm,
+            "--kubeconfig",
+            target.kubectl.kubeconfig,
+            "status",
+            RELEASE,
+            "--namespace",
+            SYSTEM,
+            "-o",
+            "json",
+        ],
+        check=False,
+    )
+    if found.returncode == 0 and str(json.loads(found.stdout)["info"]["status"]).startswith("pending-"):
+        uninstall(target)
 
 
 def uninstall(target: Target) -> None:
