@@ -87,18 +87,21 @@ def demo() -> None:
 
 
 def clean() -> None:
-    """Remove what the demo made. The embedded cluster goes whole; of a foreign one only our things."""
-    import os
-
-    if not os.environ.get("KUBECONFIG"):
-        print(cluster.cluster_command("down", timeout=180))
+    """Remove what the demo made. The embedded cluster goes whole; of a foreign one only our things, and the
+    operator stays there while it serves anyone else."""
+    own = cluster.given()
+    if own is None:
+        cluster.cluster_command("down", timeout=180, show=True)
         print(cluster.cluster_command("status", "--leaks"))
         return
-    target = cluster.up()
+    target = cluster.own_cluster(own, image="")
     install.remove_namespace(target, NAMESPACE)
+    if others := install.elsewhere(own, NAMESPACE):
+        print(f"The operator and its CRD stay: {', '.join(others)} need them.")
+        return
     install.uninstall(target)
     install.remove_namespace(target, install.SYSTEM)
-    target.kubectl("delete", "crd", "pdclusters.pdcluster.io", "--ignore-not-found")
+    own("delete", "crd", install.CRD, "--ignore-not-found")
 
 
 def main() -> int:
@@ -107,6 +110,9 @@ def main() -> int:
     except (CommandFailed, TimeoutError) as failed:
         print(f"\ndemo: {failed}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\ndemo: interrupted; make demo goes on from here, make clean-demo removes it", file=sys.stderr)
+        return 130
     return 0
 
 

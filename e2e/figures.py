@@ -1,4 +1,4 @@
-"""`python -m e2e.figures`: the figures README quotes, measured on the embedded cluster in one run.
+"""`.venv/bin/python -m e2e.figures`: what a PDCluster costs, measured on the embedded cluster in one run.
 
 apply -> Ready, engine up -> wired, and what operator, sidecar, leader and ranks cost while idle. The processes
 of the nodes are visible from this machine, so /proc tells their memory and CPU; a foreign cluster can't be measured so.
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from e2e.kit import cluster, install
 from e2e.kit.kubectl import Kubectl
+from e2e.kit.processes import seen
 from e2e.kit.shell import CommandFailed, wait_for
 
 NAMESPACE = "pdcluster-figures"
@@ -45,22 +46,20 @@ class Process:
 
 def processes() -> Iterator[Process]:
     """Our programs in pods of NAMESPACE (by their downward environment), and the operator."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
+    ticks = os.sysconf("SC_CLK_TCK")
+    for process in seen():
+        kind = next((k for k, program in PROGRAMS.items() if program in process.command), "")
+        ours = f"POD_NAMESPACE={NAMESPACE}" in process.environment
+        if not kind or not (ours or kind in ("operator", "router (smg)")):
             continue
+        folder = Path("/proc", str(process.pid))
         try:
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            environ = (entry / "environ").read_bytes().split(b"\0")
-            stat = (entry / "stat").read_text().rpartition(")")[2].split()
-            memory = (entry / "smaps_rollup").read_text()
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            memory = (folder / "smaps_rollup").read_text()
         except OSError:
             continue  # it ended meanwhile
-        kind = next((k for k, program in PROGRAMS.items() if program in command), "")
-        ours = f"POD_NAMESPACE={NAMESPACE}".encode() in environ
-        if kind and (ours or kind in ("operator", "router (smg)")):
-            ticks = os.sysconf("SC_CLK_TCK")
-            cpu = (int(stat[11]) + int(stat[12])) / ticks
-            yield Process(kind, int(entry.name), _kib(memory, "Rss") / 1024, _kib(memory, "Pss") / 1024, cpu)
+        cpu = (int(stat[11]) + int(stat[12])) / ticks
+        yield Process(kind, process.pid, _kib(memory, "Rss") / 1024, _kib(memory, "Pss") / 1024, cpu)
 
 
 def _kib(text: str, field: str) -> int:
@@ -121,18 +120,20 @@ def report(kubectl: Kubectl, image: str) -> None:
 
 
 def main() -> int:
-    if os.environ.get("KUBECONFIG"):
+    if cluster.given():
         print("figures: unset KUBECONFIG: only the embedded cluster's processes can be seen", file=sys.stderr)
         return 2
     try:
         target = cluster.up()
         install.operator(target)
         install.namespace(target, NAMESPACE)
-        kubectl = target.kubectl.into(NAMESPACE)
-        with install.temporary_model() as folder:
-            kubectl.apply(install.model_config_map(install.make_model(Path(folder))))
-        report(kubectl, target.image)
-        install.remove_namespace(target, NAMESPACE)
+        try:
+            kubectl = target.kubectl.into(NAMESPACE)
+            with install.temporary_model() as folder:
+                kubectl.apply(install.model_config_map(install.make_model(Path(folder))))
+            report(kubectl, target.image)
+        finally:
+            install.remove_namespace(target, NAMESPACE)
     except (CommandFailed, TimeoutError) as failed:
         print(f"figures: {failed}", file=sys.stderr)
         return 1

@@ -16,6 +16,9 @@ def main() -> int:
     except CommandFailed as failed:
         print(f"cluster-up: {failed}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\ncluster-up: interrupted; run it again, or make cluster-down", file=sys.stderr)
+        return 130
     print(f"Up after {time.monotonic() - start:.0f} s. Use it with:\n")
     print(f"  export KUBECONFIG={target.kubectl.kubeconfig} PDCLUSTER_IMAGE={target.image}")
     print(f"  alias kubectl={target.kubectl.binary}\n")

@@ -195,4 +195,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"error: {error}")
     except subprocess.TimeoutExpired as error:
         _say(f"error: {error}\nwhat to do: run down, then up again; is the machine very busy?")
+    except (subprocess.CalledProcessError, OSError) as error:
+        _say(f"error: {error}\n{(getattr(error, 'stderr', None) or '').strip()}".rstrip())
+    except KeyboardInterrupt:
+        _say("interrupted: `up` again takes a start that was cut short away and starts anew, `down` removes it")
+        return 130
     return 1

@@ -8,16 +8,15 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 
 from e2e.kit.cluster import Target
+from e2e.kit.install import CRD
 from e2e.kit.kubectl import Kubectl
+from e2e.kit.processes import seen
 from e2e.kit.shell import CommandFailed
 from pdoperator.api.names import pod_server_name, tls_secret_name
 from pdoperator.runtime.pki import new_authority, pod_leaf
-
-CRD = "pdclusters.pdcluster.io"
 
 
 def foreign_certificate(kubectl: Kubectl, name: str) -> str:
@@ -35,7 +34,7 @@ def foreign_certificate(kubectl: Kubectl, name: str) -> str:
 @contextmanager
 def hung(pod: str, program: str) -> Iterator[None]:
     """SIGSTOP `program` of `pod`, whose processes this machine sees (embedded cluster); SIGCONT at the end."""
-    pids = _processes(pod, program)
+    pids = [p.pid for p in seen() if f"POD_NAME={pod}" in p.environment and program in p.command]
     if not pids:
         raise CommandFailed(f"no process of pod {pod} runs {program} on this machine")
     try:
@@ -44,22 +43,8 @@ def hung(pod: str, program: str) -> Iterator[None]:
         yield
     finally:
         for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-
-
-def _processes(pod: str, program: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes().split(b"\0")
-            command = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"POD_NAME=" + pod.encode() in environment and program.encode() in command:
-            found.append(int(entry.name))
-    return found
+            with suppress(ProcessLookupError):  # the kubelet may have ended it
+                os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager

@@ -8,12 +8,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.cluster.paths import Layout
 from e2e.kit.kubectl import Kubectl
 from e2e.kit.shell import ROOT, CommandFailed, run
 
 EMBEDDED_IMAGE = "pdcluster.local/pdcluster:dev"
 BUILD_TIMEOUT = 3600.0
 """Seconds for building Kubernetes from nothing on two busy cores."""
+UP_TIMEOUT = 1200.0
+"""Seconds for a start; installing Debian packages on a fresh machine is part of it."""
 
 
 @dataclass(frozen=True)
@@ -26,37 +29,45 @@ class Target:
     embedded: bool
 
 
-def cluster_command(*args: str, timeout: float = 300) -> str:
-    """One call of `python3 -m e2e.cluster`."""
-    return run([sys.executable, "-m", "e2e.cluster", *args], timeout=timeout).stdout.strip()
+def cluster_command(*args: str, timeout: float = 300, show: bool = False) -> str:
+    """What one call of `python3 -m e2e.cluster` printed; `show` lets its progress through while it runs."""
+    return run([sys.executable, "-m", "e2e.cluster", *args], timeout=timeout, show=show).stdout.strip()
 
 
 def _tool(name: str) -> str:
-    try:
-        return cluster_command("tool", name)
-    except CommandFailed:
-        found = shutil.which(name)
-        if not found:
-            raise CommandFailed(f"{name} is not there: run `make tools`, or install it") from None
-        return found
+    """A program for the user's own cluster: the one on PATH, else one built here."""
+    return shutil.which(name) or cluster_command("tool", name, timeout=BUILD_TIMEOUT, show=True)
+
+
+def given() -> Kubectl | None:
+    """kubectl for the user's own cluster; None where KUBECONFIG is not set, or names the embedded one
+    (as `make demo` says to set it)."""
+    kubeconfig = os.environ.get("KUBECONFIG", "")
+    if not kubeconfig or Path(kubeconfig) == Layout.default().kubeconfig:
+        return None
+    return Kubectl(_tool("kubectl"), kubeconfig)
+
+
+def own_cluster(kubectl: Kubectl, image: str) -> Target:
+    """The user's own cluster."""
+    return Target(kubectl, _tool("helm"), image, embedded=False)
 
 
 def up() -> Target:
-    """The cluster, ready to be used; builds and starts the embedded one unless KUBECONFIG is set."""
-    given = os.environ.get("KUBECONFIG")
-    if given:
+    """The cluster, ready to be used; builds and starts the embedded one unless KUBECONFIG names another."""
+    if own := given():
         image = os.environ.get("PDCLUSTER_IMAGE", "")
         if not image:
             raise CommandFailed(
                 "KUBECONFIG is set, so your own cluster is used: set PDCLUSTER_IMAGE to an image of this "
                 "project that its nodes can pull, or unset KUBECONFIG to use the embedded cluster"
             )
-        return Target(Kubectl(_tool("kubectl"), given), _tool("helm"), image, embedded=False)
-    cluster_command("build-tools", timeout=BUILD_TIMEOUT)
-    cluster_command("up", timeout=600)
+        return own_cluster(own, image)
+    cluster_command("build-tools", timeout=BUILD_TIMEOUT, show=True)
+    cluster_command("up", timeout=UP_TIMEOUT, show=True)
     load_images()
-    kubeconfig = cluster_command("kubeconfig")
-    return Target(Kubectl(_tool("kubectl"), kubeconfig), _tool("helm"), EMBEDDED_IMAGE, embedded=True)
+    kubectl = Kubectl(cluster_command("tool", "kubectl"), cluster_command("kubeconfig"))
+    return Target(kubectl, cluster_command("tool", "helm"), EMBEDDED_IMAGE, embedded=True)
 
 
 def load_images() -> None:

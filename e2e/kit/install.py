@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -13,10 +12,12 @@ from typing import Any
 import yaml
 
 from e2e.kit.cluster import Target
+from e2e.kit.kubectl import Kubectl
 from e2e.kit.shell import ROOT, CommandFailed, run, wait_for
 
 SYSTEM = "pdcluster-system"
 RELEASE = "pdcluster"
+CRD = "pdclusters.pdcluster.io"
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 CONFIGMAP_LIMIT = 1 << 20
 """Bytes of all values (before base64): the API server's limit for one ConfigMap."""
@@ -46,21 +47,21 @@ def _clear_interrupted(target: Target) -> None:
     """Take away a release whose install or upgrade was cut off (Ctrl-C in a demo): helm would refuse every
     further one. PDClusters and the CRD stay."""
     found = run(
-        [
-            target.helm,
-            "--kubeconfig",
-            target.kubectl.kubeconfig,
-            "status",
-            RELEASE,
-            "--namespace",
-            SYSTEM,
-            "-o",
-            "json",
-        ],
+        [target.helm, "--kubeconfig", target.kubectl.kubeconfig, "status", RELEASE,
+         "--namespace", SYSTEM, "--output", "json"],
         check=False,
-    )
+    )  # fmt: skip
     if found.returncode == 0 and str(json.loads(found.stdout)["info"]["status"]).startswith("pending-"):
         uninstall(target)
+
+
+def elsewhere(kubectl: Kubectl, namespace: str) -> list[str]:
+    """PDClusters that live in other namespaces, as NAMESPACE/NAME."""
+    if not kubectl.get("crd", CRD):
+        return []
+    path = "jsonpath={range .items[*]}{.metadata.namespace}/{.metadata.name} {end}"
+    names = kubectl("get", "pdclusters", "--all-namespaces", "-o", path)
+    return [name for name in names.split() if not name.startswith(f"{namespace}/")]
 
 
 def uninstall(target: Target) -> None:
@@ -130,8 +131,4 @@ def temporary_model() -> tempfile.TemporaryDirectory[str]:
 
 def operator_logs(target: Target, lines: int = 60) -> str:
     """The operator's last lines, for a failure's context."""
-    done = subprocess.run(
-        target.kubectl.into(SYSTEM).command("logs", "deployment/pdcluster-operator", f"--tail={lines}"),
-        capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
-    return done.stdout + done.stderr
+    return target.kubectl.into(SYSTEM)("logs", "deployment/pdcluster-operator", f"--tail={lines}", check=False)

@@ -25,13 +25,16 @@ def run(
     stdin: str | None = None,
     env: Mapping[str, str] | None = None,
     check: bool = True,
+    show: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `command`; raises CommandFailed (with the output's end) on a non-zero exit when `check`."""
+    """Run `command`; raises CommandFailed (with the output's end) on a non-zero exit when `check`.
+    With `show`, what it says on stderr goes to ours while it runs, and is not part of the result."""
     try:
         done = subprocess.run(
             list(command),
             input=stdin,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=None if show else subprocess.PIPE,
             text=True,
             timeout=timeout,
             env={**os.environ, **(env or {})},
@@ -41,7 +44,7 @@ def run(
     except subprocess.TimeoutExpired as late:
         raise CommandFailed(f"{' '.join(command)}: no end after {timeout:.0f} s") from late
     if check and done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip())[-2000:]
+        said = ((done.stderr or "").strip() or done.stdout.strip())[-2000:]
         raise CommandFailed(f"{' '.join(command)}: exit {done.returncode}\n{said}")
     return done
 

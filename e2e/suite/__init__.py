@@ -1,0 +1,1 @@
+"""The end-to-end suite (`make e2e`): stories in order, on one cluster with one operator."""

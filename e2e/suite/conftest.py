@@ -26,8 +26,8 @@ class Model:
 
 @pytest.fixture(scope="session")
 def target() -> Iterator[Target]:
-    """The cluster with the operator installed. The embedded one is left up (PDCLUSTER_KEEP is not needed):
-    .ci/run and `make cluster-down` remove it."""
+    """The cluster with the operator installed. The embedded one is left up: .ci/run and `make cluster-down`
+    remove it. PDCLUSTER_E2E_KEEP=1 keeps the suite's namespace too."""
     found = cluster.up()
     install.operator(found)
     yield found
