@@ -13,7 +13,7 @@ step "lint (ruff)" $py -m ruff check .
 step "types (mypy strict)" $py -m mypy
 step "import contracts (import-linter)" $py -c 'import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))'
 step "CRD drift" $py -m pdoperator.api.crd --check
-helm=$(python3 -m e2e.cluster tool helm 2>/dev/null) || helm=$(command -v helm || true)
+helm=$(python3 -m e2e.cluster tool helm) || helm=$(command -v helm || true)
 if [ -n "$helm" ]; then step "chart (helm lint)" "$helm" lint --strict charts/pdcluster
 else printf 'FAIL  chart (helm lint): no helm; run make tools\n'; status=1; fi
 exit $status

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes .venv: this checkout's console scripts and editable install, on top of a layer of third-party
 # packages that all checkouts share (5 GB with torch). The layer lives in the cache, keyed by the
-# pinned versions and the interpreter; a changed constraints.txt makes a new one.
+# pinned versions and the interpreter; a changed constraints.txt makes a new one (old ones may be deleted).
 set -eu
 cd "$(dirname "$0")/.."
 cache=${PDCLUSTER_CACHE:-$HOME/.cache/pdcluster}
@@ -18,6 +18,9 @@ fi
 
 key=$( { cat constraints.txt hack/requirements.txt; "$python" -c 'import sys; print(sys.version, sys.prefix)'; } | sha256sum | cut -c1-16)
 layer=$cache/python/$key
+mkdir -p "$cache/python"
+exec 9>"$cache/python/$key.lock"
+flock 9 # another checkout may be making the same layer
 if [ ! -f "$layer/.complete" ]; then
     echo "setup: installing third-party packages into $layer (once, about 5 GB)" >&2
     rm -rf "$layer"
@@ -25,6 +28,7 @@ if [ ! -f "$layer/.complete" ]; then
     "$layer/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -r hack/requirements.txt
     touch "$layer/.complete"
 fi
+exec 9>&-
 
 if [ ! -x .venv/bin/python ] || [ "$(cat .venv/.layer 2>/dev/null)" != "$layer" ]; then
     rm -rf .venv
