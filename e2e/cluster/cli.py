@@ -18,7 +18,7 @@ from . import fabric, image_set, nodes, oci, teardown, tools
 from .addressing import MAX_NODES
 from .cluster import Cluster
 from .errors import ClusterError
-from .paths import REPOSITORY, Layout, cache_dir
+from .paths import REPOSITORY, Layout
 
 _WRAPPED = ("kubectl", "helm")
 
@@ -67,9 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--user", default="")
     build.add_argument("--workdir", default="/")
     images = commands.add_parser("images", help="build and import the project's images")
-    images.add_argument("--venv", type=Path, default=cache_dir() / "venv")
+    images.add_argument("--venv", type=Path, default=REPOSITORY / ".venv")
     images.add_argument("--source", type=Path, default=REPOSITORY)
-    images.add_argument("--mount", type=Path, action="append", default=[], help="a further folder to show")
+    images.add_argument(
+        "--mount", type=Path, action="append", default=[], help="a further folder to show (the one .venv/.layer names)"
+    )
     return parser
 
 

@@ -90,6 +90,8 @@ class Cluster:
             return False
         if settings.nodes != count:
             raise ClusterError(f"the cluster is up with {settings.nodes} nodes, not {count}", hint=_AGAIN)
+        if settings.tools != tools_module.ensure_tools(self._say, ()).key:
+            raise ClusterError("the cluster runs other versions of its programs than e2e/tools pins", hint=_AGAIN)
         if not health.well:
             self._say(f"mending the cluster: {', '.join(health.dead + health.trouble)}")
         return health.well

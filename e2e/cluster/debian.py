@@ -47,6 +47,7 @@ def missing() -> list[str]:
         ["dpkg-query", "--show", "--showformat=${db:Status-Abbrev} ${Package}\n", *packages()],
         capture_output=True,
         text=True,
+        timeout=60,
         check=False,
     )
     installed = {line.split()[1] for line in asked.stdout.splitlines() if line.startswith("ii")}

@@ -166,7 +166,8 @@ def _go_version(go: str) -> str:
     version_file = Path(go).resolve().parent.parent / "VERSION"
     if version_file.is_file():
         return version_file.read_text().split()[0]
-    return subprocess.run([go, "env", "GOVERSION"], check=True, capture_output=True, text=True).stdout.strip()
+    asked = subprocess.run([go, "env", "GOVERSION"], check=True, capture_output=True, text=True, timeout=60)
+    return asked.stdout.strip()
 
 
 def programs() -> list[str]:
