@@ -93,8 +93,8 @@ def test_paths_outside_the_image_are_refused(path: str) -> None:
 
 
 def test_outermost_folders() -> None:
-    given = [Path("/usr"), Path("/usr/local"), Path("/root/venv"), Path("/root/venv2"), Path("/usr")]
-    assert shares.outermost(given) == [Path("/usr"), Path("/root/venv"), Path("/root/venv2")]
+    given = [Path("/usr"), Path("/usr/local"), Path("/opt/venv"), Path("/opt/venv2"), Path("/usr")]
+    assert shares.outermost(given) == [Path("/usr"), Path("/opt/venv"), Path("/opt/venv2")]
 
 
 def test_project_folders_follow_the_environment_to_its_python(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from e2e.kit import cluster
 from e2e.kit.processes import seen
-from e2e.kit.shell import CommandFailed, run
+from e2e.kit.shell import CommandFailed, run, wait_for
 
 
 def test_the_embedded_kubeconfig_is_no_foreign_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -61,7 +61,12 @@ def test_progress_that_is_shown_is_not_swallowed(capfd: pytest.CaptureFixture[st
 def test_a_process_is_found_by_its_environment() -> None:
     child = subprocess.Popen(["sleep", "30"], env={**os.environ, "POD_NAME": "pod-of-this-test"})
     try:
-        found = [process for process in seen() if "POD_NAME=pod-of-this-test" in process.environment]
+        # Its command line may be empty for a moment after exec.
+        found = wait_for(
+            "the child",
+            lambda: [p for p in seen() if "POD_NAME=pod-of-this-test" in p.environment and "sleep" in p.command],
+            timeout=10,
+        )
         assert [(process.pid, process.command.split()) for process in found] == [(child.pid, ["sleep", "30"])]
     finally:
         child.kill()

@@ -53,7 +53,7 @@ def start(ranks: Ranks, role: str, incarnation: str) -> RankProcess:
 
 
 def test_a_source_stopped_in_mid_write_holds_its_pages_until_it_has_drained_and_no_byte_lands_later(ranks):
-    """nixl-facts 13: over TCP the writes of a stopped source land when it goes on."""
+    """Over TCP the writes of a stopped source land when it goes on."""
     prefill, decode = start(ranks, "prefill", "p-1"), start(ranks, "decode", "d-1")
     wire(prefill, decode)
     begin(prefill, decode, 1)

@@ -30,7 +30,7 @@ from pdtransfer.plan import TransferPlan
 
 HANDLE_PIECES = 4096
 HANDLE_BYTES = 4 << 20
-"""At most that many descriptors and bytes a handle (transfer-study: handles in flight)."""
+"""At most that many descriptors and bytes a handle."""
 PEER_HANDLES = 4
 """Handles in flight to one peer: rates are flat from 2 on, and one bad peer can't take the window."""
 CHECK_EVERY = 0.005

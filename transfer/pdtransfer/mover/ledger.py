@@ -1,6 +1,6 @@
 """Who owns a destination page: free, owned by one transfer, or quarantined.
 
-A page leaves quarantine only when no write for it can still land (nixl-facts 13-15): the source
+A page leaves quarantine only when no write for it can still land: the source
 incarnation acknowledged the drain, its death is confirmed, or the receiving agent was destroyed.
 A deadline frees nothing. Not thread-safe; the endpoint holds a lock around it.
 """

@@ -33,7 +33,7 @@ def load(core: Core, peer: Peer) -> Refusal | None:
 
 
 def reload(core: Core, peer: Peer) -> Refusal | None:
-    """Remove and add: the only cure after nixlRemoteDisconnectError (nixl-facts 2)."""
+    """Remove and add: the only cure after nixlRemoteDisconnectError."""
     peer.reload = peer.loaded = False
     core.count("peer_reloads")
     unload(core, peer)

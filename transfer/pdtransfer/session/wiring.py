@@ -131,7 +131,7 @@ class Wiring:
         return True
 
     def reload(self, peer: Peer) -> None:
-        """NIXL's connection to the peer broke: only remove and add mend it (nixl-facts 2)."""
+        """NIXL's connection to the peer broke: only remove and add mend it."""
         peer.reload = True
 
     def _reload_now(self, peer: Peer) -> None:
