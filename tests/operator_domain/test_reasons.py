@@ -74,6 +74,7 @@ def test_what_does_not_fit_launches_nothing_and_says_so_in_three_places() -> Non
     w.step()
     assert told(w, "Compatible")[:2] == ("False", "DoesNotFit")
     assert told(w, "PrefillReady")[:2] == ("False", "NotLaunched")
+    assert told(w, "RouterReady")[:2] == ("False", "NotLaunched")
     assert told(w, "Progressing")[:2] == ("False", "Blocked")
     assert not w.pods
 

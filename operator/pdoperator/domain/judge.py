@@ -164,6 +164,8 @@ def router_ready(pic: Picture) -> Aspect:
             required=False,
         )
     live = [r for r in pic.observed.routers if not r.pod.deleting]
+    if not live and not pic.may_launch:
+        return no(kind, Reason.NOT_LAUNCHED, "nothing is launched, see Compatible")
     if not any(r.pod.ready for r in live):
         found = worst([r.pod for r in live], frozenset(), {}, False, pic.observed.now)
         if found and found[0] in (
