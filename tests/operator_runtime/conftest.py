@@ -1,4 +1,4 @@
-"""Puts the shared doubles (tests_operator_runtime) on the path: importlib mode does not."""
+"""Puts the shared doubles (runtime_world) on the path: importlib mode does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tests_operator_runtime import NOW
+from runtime_world import NOW
 
 from pdoperator.kube.fake import FakeKube
 

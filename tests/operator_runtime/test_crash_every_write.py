@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests_operator_runtime import NOW, end_state, make_reconciler, pdcluster
+from runtime_world import NOW, end_state, make_reconciler, pdcluster
 
 from pdoperator.domain.decide import decide
 from pdoperator.kube.fake import FakeKube

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests_operator_runtime import pdcluster
+from runtime_world import pdcluster
 
 from pdoperator.domain.decide import decide
 from pdoperator.kube import client

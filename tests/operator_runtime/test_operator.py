@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests_operator_runtime import pdcluster, small_decide
+from runtime_world import pdcluster, small_decide
 
 from pdoperator.domain.actions import Decision, Memory
 from pdoperator.kube.fake import FakeKube

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests_operator_runtime import pdcluster
+from runtime_world import pdcluster
 
 from pdoperator.domain.decide import decide
 from pdoperator.kube import client

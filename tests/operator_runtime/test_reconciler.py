@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from tests_operator_runtime import NOW, end_state, make_reconciler, pdcluster, small_decide
+from runtime_world import NOW, end_state, make_reconciler, pdcluster, small_decide
 
 from pdoperator.api import names
 from pdoperator.domain.actions import Apply, Decision, DeletePod, EmitEvent, IssueCertificate, Memory, SetGate

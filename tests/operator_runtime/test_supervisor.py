@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests_operator_runtime import pdcluster
+from runtime_world import pdcluster
 
 from pdoperator.api import names
 from pdoperator.kube.fake import FakeKube

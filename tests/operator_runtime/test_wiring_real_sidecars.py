@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests_operator_runtime import pdcluster
+from runtime_world import pdcluster
 
 from pdoperator.api import names
 from pdoperator.domain.decide import decide
