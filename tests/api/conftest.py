@@ -85,7 +85,7 @@ def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     programs = {name: built_tool(name) for name in ("etcd", "kube-apiserver", "kubectl")}
     missing = [name for name, path in programs.items() if path is None]
     if missing:
-        pytest.skip(f"{', '.join(missing)} not built: run `make cluster-up` once (it builds them into the cache)")
+        pytest.skip(f"{', '.join(missing)} not built: run `make tools` once")
     folder = tmp_path_factory.mktemp("apiserver")
     client, peer, secure = _free_ports(3)
     subprocess.run(["openssl", "genrsa", "-out", folder / "sa.key", "2048"], check=True, capture_output=True)

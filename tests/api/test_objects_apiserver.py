@@ -84,7 +84,7 @@ def chart(crd_server: Any) -> list[dict[str, Any]]:
     """The chart's objects (but the Deployment, which no controller would run here), created."""
     helm = crd_server.tool("helm")
     if helm is None:
-        pytest.skip("helm not built: run `make cluster-up` once (it builds it into the cache)")
+        pytest.skip("helm not built: run `make tools` once")
     done = subprocess.run(
         [helm, "template", "pdcluster", str(ROOT / "charts" / "pdcluster"), "--namespace", "pd"],
         capture_output=True,
@@ -154,7 +154,7 @@ def test_what_the_operator_may_do(
 def test_helm_uninstall_keeps_the_crd_and_the_clusters_and_helm_can_come_back(crd_server: Any, quickstart: str) -> None:
     program = crd_server.tool("helm")
     if program is None:
-        pytest.skip("helm not built: run `make cluster-up` once (it builds it into the cache)")
+        pytest.skip("helm not built: run `make tools` once")
 
     def helm(*arguments: str) -> str:
         done = subprocess.run(

@@ -30,7 +30,7 @@ def _helm() -> str | None:
 
 HELM = _helm()
 needs_helm = pytest.mark.skipif(
-    HELM is None, reason="helm not built: run `make cluster-up` once (it builds it into the cache)"
+    HELM is None, reason="helm not built: run `make tools` once"
 )
 
 
