@@ -29,9 +29,7 @@ def _helm() -> str | None:
 
 
 HELM = _helm()
-needs_helm = pytest.mark.skipif(
-    HELM is None, reason="helm not built: run `make tools` once"
-)
+needs_helm = pytest.mark.skipif(HELM is None, reason="helm not built: run `make tools` once")
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:

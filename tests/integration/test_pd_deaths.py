@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import sys
@@ -17,12 +16,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
 
-from reference_kit import Running, Truth, await_healthy, launch
+from pair_kit import Pair, bootstrap, idle, start
+from reference_kit import Truth, await_healthy
 
 from pdtransfer.engines.reference.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.nixl
-_rooms = itertools.count(70_000)
 WAITING = 4.0
 
 
@@ -33,69 +32,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(model: Path, folder: Path, role: str, *flags: str) -> Running:
-    return launch(
-        model,
-        folder / f"{role}-{time.monotonic_ns()}.log",
-        *("--disaggregation-mode", role, "--pod-uid", f"uid-{role}", "--peers-file", str(folder / "cards")),
-        *("--kv-waiting-timeout", str(WAITING), "--page-size", "16", *flags),
-        wait=False,
-    )
-
-
-class Pair:
-    def __init__(self, model: Path, folder: Path) -> None:
-        self.model, self.folder = model, folder
-        self.prefill = start(model, folder, "prefill")
-        # A pool of four pages: one request of four pages takes all of it, always in the same order.
-        self.decode = start(model, folder, "decode", "--max-total-tokens", "64")
-        await_healthy(self.prefill)
-        await_healthy(self.decode)
-
-    def fields(self, room: int | None = None) -> dict[str, object]:
-        return {
-            "bootstrap_host": "127.0.0.1",
-            "bootstrap_port": self.prefill.bootstrap_port,
-            "bootstrap_room": next(_rooms) if room is None else room,
-        }
-
-    def ask(self, prompt: list[int], new: int, room: int | None = None) -> tuple[httpx.Response, httpx.Response]:
-        fields = self.fields(room)
-        with ThreadPoolExecutor(2) as pool:
-            both = [pool.submit(e.generate, prompt, new, **fields) for e in (self.prefill, self.decode)]
-            return both[0].result(), both[1].result()
-
-    def serve(self, prompt: list[int], expected: list[int], room: int | None = None) -> None:
-        """Ask until the pair serves; a wrong answer is never retried."""
-        end = time.monotonic() + 30
-        while time.monotonic() < end:
-            _, answer = self.ask(prompt, len(expected), room)
-            if answer.status_code == 200:
-                assert answer.json()["output_ids"] == expected
-                return
-            assert answer.json()["error"]["type"], answer.text
-            time.sleep(0.2)
-        raise AssertionError(answer.text)
-
-
 @pytest.fixture
 def pair(model: Path, tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(model, tmp_path)
+    # A pool of four pages: one request of four pages takes all of it, always in the same order.
+    made = Pair(model, tmp_path, WAITING, "--max-total-tokens", "64")
     try:
         yield made
     finally:
-        made.prefill.stop()
-        made.decode.stop()
-
-
-def idle(engine: Running, seconds: float = 15) -> None:
-    end = time.monotonic() + seconds
-    while True:
-        load = engine.get("/get_load").json()[0]
-        if load["num_held_reqs"] == 0 and load["pages_free"] == load["pages_total"]:
-            return
-        assert time.monotonic() < end, load
-        time.sleep(0.1)
+        made.stop()
 
 
 def test_misfits_and_deaths_are_named_in_time_and_a_room_may_come_again(pair: Pair, model: Path) -> None:
@@ -136,26 +80,23 @@ def test_misfits_and_deaths_are_named_in_time_and_a_room_may_come_again(pair: Pa
 
 
 def test_a_full_decode_pool_queues_and_then_refuses_by_name(model: Path, tmp_path: Path) -> None:
-    decode = start(model, tmp_path, "decode", "--max-total-tokens", "64", "--queue-timeout", "1")
-    prefill = start(model, tmp_path, "prefill")
+    decode = start(model, tmp_path, "decode", WAITING, "--max-total-tokens", "64", "--queue-timeout", "1")
+    prefill = start(model, tmp_path, "prefill", WAITING)
     try:
         await_healthy(prefill)
         await_healthy(decode)
-        fields = {"bootstrap_host": "127.0.0.1", "bootstrap_port": prefill.bootstrap_port}
         end = time.monotonic() + 20
         while True:  # until the roster is there: then the first request holds the whole pool and waits
             holder: list[httpx.Response] = []
             thread = threading.Thread(
-                target=lambda h=holder: h.append(
-                    decode.generate(list(range(3, 60)), 4, bootstrap_room=next(_rooms), **fields)
-                )
+                target=lambda h=holder: h.append(decode.generate(list(range(3, 60)), 4, **bootstrap(prefill)))
             )
             thread.start()
             thread.join(0.5)
             if thread.is_alive():
                 break
             assert holder[0].json()["error"]["type"] == "PeerNotRostered" and time.monotonic() < end
-        answer = decode.generate([5, 6], 4, bootstrap_room=next(_rooms), **fields)
+        answer = decode.generate([5, 6], 4, **bootstrap(prefill))
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "QueueTimeout")
         thread.join(WAITING + 5)
         assert holder[0].json()["error"]["type"] == "DeadlineExceeded"
