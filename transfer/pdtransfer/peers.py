@@ -35,12 +35,13 @@ def key_of(card: RankCard) -> PeerKey:
 
 def same_peer(a: RankCard, b: RankCard) -> bool:
     """True when what was prepared for `a` holds for `b`."""
-    return (a.incarnation, a.agent_name, a.nixl_metadata, a.control, a.layout_hash) == (
+    return (a.incarnation, a.agent_name, a.nixl_metadata, a.control, a.layout_hash, a.staging) == (
         b.incarnation,
         b.agent_name,
         b.nixl_metadata,
         b.control,
         b.layout_hash,
+        b.staging,
     ) and [r.address for r in a.layout.regions] == [r.address for r in b.layout.regions]
 
 

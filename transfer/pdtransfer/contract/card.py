@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from pdtransfer.contract.base import Backend, ContractModel, EngineType, Role, content_hash
+from pdtransfer.contract.base import Backend, ContractModel, EngineType, MemoryKind, Role, content_hash
 from pdtransfer.contract.fingerprint import ModelIdentity, layout_fingerprint, pair_fingerprint
 from pdtransfer.contract.layout import RankLayout
 
@@ -23,6 +23,17 @@ class EngineFacts(ContractModel):
     nixl_plugin: str = "UCX"
     speculative_algorithm: str = ""
     max_total_tokens: int | None = None
+
+
+class StagingArena(ContractModel):
+    """Registered memory beside the KV pool, in slots that this rank lends to the ranks that write to
+    it: packed pieces land there and are scattered locally. `address` is bytes, slots lie back to back."""
+
+    memory: MemoryKind
+    device: int = Field(default=0, ge=0, lt=1 << 32)
+    address: int = Field(ge=0, lt=1 << 64)
+    slot_bytes: int = Field(gt=0, lt=1 << 40)
+    slots: int = Field(gt=0, lt=1 << 20)
 
 
 class RankCard(ContractModel):
@@ -52,6 +63,8 @@ class RankCard(ContractModel):
     """UCX_TLS as set in the rank; empty when UCX may choose."""
     devices: tuple[str, ...] = ()
     """HCAs with a /dev/infiniband node in the pod: what RDMA could use, not what was used."""
+    staging: tuple[StagingArena, ...] = ()
+    """At most one arena a memory kind; none: this rank is written to in place only."""
     fingerprint: str = ""
     layout_hash: str = ""
 

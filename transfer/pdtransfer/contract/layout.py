@@ -40,6 +40,9 @@ class Region(ContractModel):
     device: int = Field(default=0, ge=0, lt=1 << 32)
     address: int = Field(default=0, ge=0, lt=1 << 64)
     draft: bool = False
+    pool: str = ""
+    """Page space that `items` counts in: "" for the KV pages, else a pool with page lists of its own
+    (sliding-window pages, Mamba slots)."""
 
     @property
     def key(self) -> tuple[int, RegionKind, bool]:

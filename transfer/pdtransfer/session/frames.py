@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from pdtransfer.contract.base import MemoryKind
 from pdtransfer.session.api import Identity
 
 MAX_FRAME = 4 << 20
@@ -88,6 +89,13 @@ class _Identified(_Frame):
         }
 
 
+class PoolPages(_Frame):
+    """Pages in one other page space (`Region.pool`): the whole list, matched by position."""
+
+    pool: str
+    pages: tuple[Annotated[int, Field(ge=0, lt=1 << 40)], ...] = Field(max_length=1 << 16)
+
+
 class Request(_Identified):
     """Decode asks one prefill rank for prompt pages `first_page ..`, into its own `pages`.
     `required` is how many decode ranks ask this prefill rank for the room. `serial` differs between
@@ -100,6 +108,45 @@ class Request(_Identified):
     first_page: int = Field(ge=0)
     tokens: int = Field(ge=0)
     required: int = Field(gt=0)
+    strategy: Literal["direct", "sliced", "staged", "merge", "split"] = "sliced"
+    """How slices of unequal TP travel; equal slices always go as whole pages. Decode chooses: it
+    knows which of its pages a late write could hit."""
+    memory: MemoryKind | None = None
+    """Where the pages lie, when this rank registered a layer in both memory kinds."""
+    pools: tuple[PoolPages, ...] = Field(default=(), max_length=16)
+    """Pages in other page spaces than the KV pages'."""
+
+
+class SlotsWanted(_Identified):
+    """The source has packed bytes to place: `total` slots over the whole leg so far (never less than
+    before; a repeat is harmless)."""
+
+    t: Literal["slots_wanted"] = "slots_wanted"
+    arena: MemoryKind
+    total: int = Field(ge=0, lt=1 << 40)
+
+
+class SlotGrant(_Identified):
+    """One slot of an arena of decode's card is lent to this leg until it is filled and emptied.
+    `ticket` is unique in the decode incarnation."""
+
+    t: Literal["slot_grant"] = "slot_grant"
+    arena: MemoryKind
+    slot: int = Field(ge=0)
+    ticket: int = Field(ge=0)
+
+
+class SlotFilled(_Identified):
+    """The slot's bytes are in place: a block of one plan lane, region by region, page by page (prompt
+    pages `first_page ..`), token by token."""
+
+    t: Literal["slot_filled"] = "slot_filled"
+    ticket: int = Field(ge=0)
+    lane: int = Field(ge=0)
+    first_region: int = Field(ge=0)
+    regions: int = Field(gt=0)
+    first_page: int = Field(ge=0)
+    pages: int = Field(gt=0)
 
 
 class Started(_Identified):
@@ -215,7 +262,7 @@ class ProbeClose(_Frame):
     settled: bool = True
 
 
-RequestFrame = Request | Started | Done | Failed | Abort | AbortAck
+RequestFrame = Request | SlotsWanted | SlotGrant | SlotFilled | Started | Done | Failed | Abort | AbortAck
 ProbeFrame = ProbeOpen | ProbeGrant | ProbeHash | ProbeDigests | ProbeCheck | ProbeChecked | ProbeClose
 Frame = Hello | Welcome | Refused | Ping | Pong | RequestFrame | ProbeFrame
 _frames: TypeAdapter[Frame] = TypeAdapter(Annotated[Frame, Field(discriminator="t")])
