@@ -97,6 +97,6 @@ def test_a_process_killed_in_mid_transfer_costs_that_transfer_only(ranks, victim
         assert time.monotonic() < until, survivor.ask("counters")
         time.sleep(0.1)
     if victim == "prefill":
-        assert survivor.ask("counters")["fenced_by_source_end"] == 1
+        assert survivor.ask("counters")["quarantine_released{fence=source_end}"] == 1
     serves(pair["prefill"], pair["decode"], 2)
     assert survivor.ask("close") == {"closed": True}

@@ -206,7 +206,7 @@ def test_a_dead_source_that_left_the_roster_fences_its_pages(world):
     assert not receiver.pages_releasable  # still in the roster: not confirmed
     decode.endpoint.apply_peers([])
     assert until(lambda: receiver.pages_releasable, 5)
-    assert decode.endpoint.counters["fenced_by_source_end"] == 1
+    assert decode.endpoint.counters["quarantine_released{fence=source_end}"] == 1
 
 
 def test_a_decode_that_vanishes_fails_the_send_and_not_the_others(world):

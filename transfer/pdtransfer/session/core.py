@@ -18,6 +18,7 @@ from pdtransfer.agent.port import AgentFailure, AgentPort
 from pdtransfer.errors import DeadlineExceeded, TransferError
 from pdtransfer.mover.executor import Mover
 from pdtransfer.session.api import EndpointConfig, TransferState
+from pdtransfer.session.metrics import Metrics
 from pdtransfer.session.transfers import StateCell
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Core:
         self.config = config
         self.timeouts = config.timeouts
         self.failed: Exception | None = None
-        self.counters: dict[str, float] = {}
+        self.metrics = Metrics()
         self._make_agent = make_agent
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name=f"pdtransfer-{name}", daemon=True)
@@ -153,9 +154,9 @@ class Core:
         """Look at the mover now."""
         self._wake.set()
 
-    def count(self, name: str, amount: float = 1) -> None:
-        """Add to a counter."""
-        self.counters[name] = self.counters.get(name, 0) + amount
+    def count(self, name: str, amount: float = 1, **labels: object) -> None:
+        """Add to a counter of contract/metrics.py."""
+        self.metrics.count(name, amount, **labels)
 
     def listen(self, callback: Callable[[], None]) -> None:
         """Call back on changes."""

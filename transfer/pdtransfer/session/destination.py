@@ -203,7 +203,7 @@ class DestinationSide:
         for receive, leg in self._legs_of(peer):
             if leg.sent and not leg.settled:
                 self._fail(receive, errors.PeerUnreachable("the source ended", peer=peer.label))
-                self._core.count("fenced_by_source_end")
+                self._core.count("quarantine_released_total", fence="source_end")
                 self._settle(receive, leg)
 
     def owes(self, peer: Peer) -> bool:
@@ -247,8 +247,8 @@ class DestinationSide:
             self.ledger.complete(receive.key)
         first = min(receive.legs.values(), key=lambda leg: leg.card.rank)
         receive.transfer.received_metadata = first.metadata
-        self._core.count("receives_succeeded")
-        self._core.count("bytes_received", receive.bytes_done)
+        self._core.count("transfers_total", outcome="succeeded")
+        self._core.count("bytes_total", receive.bytes_done, direction="received")
         receive.transfer.cell.move(TransferState.SUCCESS)
         self._core.changed()
 
@@ -269,7 +269,7 @@ class DestinationSide:
                 self._wiring.send(leg.peer, Abort(**leg.request.ids, reason=f"{error.reason}: {error.message}"))
         if all(leg.settled for leg in receive.legs.values()):
             self._settling.pop(receive.key, None)
-        self._core.count("receives_failed")
+        self._core.count("transfers_total", outcome="failed")
         receive.transfer.cell.move(TransferState.FAILED, error)
         self._core.changed()
 

@@ -213,7 +213,7 @@ class RankEndpoint:
     def counters(self) -> Mapping[str, float]:
         """Monotone counters and gauges."""
         return {
-            **self._core.counters,
+            **self._core.metrics.flat(),
             "thread_age_seconds": self._core.age,
             "inflight": float(self.inflight),
             "quarantined_bytes": float(self._destination.quarantined_bytes),

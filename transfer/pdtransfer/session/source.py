@@ -135,7 +135,7 @@ class SourceSide:
     def _job_finished(self, room: Room, leg: Leg) -> None:
         job = leg.job
         assert job is not None
-        self._core.count("bytes_sent", job.bytes_done)
+        self._core.count("bytes_total", job.bytes_done, direction="sent")
         if job.error is None:
             leg.done = True
             metadata = base64.b64encode(room.metadata or b"").decode()
@@ -191,11 +191,11 @@ class SourceSide:
                 return
             del self._rooms.open[number]
             room.sender.cell.move(TransferState.SUCCESS)
-            self._core.count("sends_succeeded")
+            self._core.count("transfers_total", outcome="succeeded")
         elif all(leg.over for leg in legs):
             del self._rooms.open[number]
             room.sender.cell.move(TransferState.FAILED, room.error)
-            self._core.count("sends_failed")
+            self._core.count("transfers_total", outcome="failed")
         else:
             return
         self._core.changed()

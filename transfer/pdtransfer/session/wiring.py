@@ -207,7 +207,7 @@ class Wiring:
                 state = VerdictState.REFUSED if bad else VerdictState.UNREACHABLE
                 told = error if isinstance(error, TransferError) else TransferError(f"the probe broke: {error!r}")
                 self.judge(peer, state, told.reason, told.message)
-                self._core.count("probes_failed")
+                self._core.count("probes_total", outcome="failed")
             return
         finally:
             peer.probing = False
@@ -229,7 +229,7 @@ class Wiring:
             transport=result.lane.transport,
             evidence=f"checksummed READ and WRITE; {result.lane.evidence}{emulated}",
         )
-        self._core.count("probes_succeeded")
+        self._core.count("probes_total", outcome="succeeded")
 
     # --- verdicts, death, retirement --------------------------------------------------------
 
