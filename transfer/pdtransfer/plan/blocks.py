@@ -1,0 +1,69 @@
+"""A lane's part of a chunk, cut into blocks that fill at most one slot each. Pure.
+
+A block is a rectangle: consecutive regions of the lane by consecutive prompt pages. In a slot its bytes
+lie region-major, then page, then token, `piece` bytes each, without gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pdtransfer.errors import LayoutMismatch
+from pdtransfer.plan.lanes import Lane
+
+_STRIPS_TRIED = 6
+
+
+@dataclass(frozen=True)
+class Block:
+    """Regions `first_region ..` of lane number `lane`, prompt pages `first_page ..` (counted in the
+    lane's page space), `nbytes` in all."""
+
+    lane: int
+    first_region: int
+    regions: int
+    first_page: int
+    pages: int
+    nbytes: int
+
+
+def blocks(lane: Lane, first_page: int, pages: int, slot_bytes: int) -> Iterator[Block]:
+    """Blocks that cover `pages` prompt pages from `first_page` of every region of the lane once.
+
+    The pages are cut into strips; a block holds as many regions of a strip as fit in a slot."""
+    per_slot = slot_bytes // lane.unit
+    if not per_slot:
+        raise LayoutMismatch(f"{lane.names[0]}: a page's slice has {lane.unit} bytes, a slot {slot_bytes}")
+    if pages <= 0:
+        return
+    width = strip_width(pages, lane.regions, per_slot)
+    for low in range(0, pages, width):
+        high = min(low + width, pages)
+        together = per_slot // (high - low)
+        for region in range(0, lane.regions, together):
+            count = min(together, lane.regions - region)
+            yield Block(lane.number, region, count, first_page + low, high - low, count * (high - low) * lane.unit)
+
+
+def block_count(lane: Lane, pages: int, slot_bytes: int) -> int:
+    """How many blocks `blocks` yields."""
+    per_slot = slot_bytes // lane.unit
+    if pages <= 0 or not per_slot:
+        return 0
+    return _count(pages, lane.regions, per_slot, strip_width(pages, lane.regions, per_slot))
+
+
+@lru_cache(maxsize=4096)
+def strip_width(pages: int, regions: int, per_slot: int) -> int:
+    """Pages of a strip: the width among a few that gives the fewest blocks, the widest of equals."""
+    least = -(-pages // per_slot)
+    widths = {min(pages, per_slot), *(-(-pages // (least + more)) for more in range(_STRIPS_TRIED))}
+    return min(widths, key=lambda width: (_count(pages, regions, per_slot, width), -width))
+
+
+def _count(pages: int, regions: int, per_slot: int, width: int) -> int:
+    full, rest = divmod(pages, width)
+    count = full * -(-regions // (per_slot // width))
+    return count + (-(-regions // (per_slot // rest)) if rest else 0)
