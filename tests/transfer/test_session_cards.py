@@ -57,7 +57,7 @@ def broken_cards(good):
         "LayoutMismatch": good.model_copy(
             update={"layout": layout.model_copy(update={"heads": HeadSlice(first=0, count=4, total=8)})}
         ).sealed(),
-        "AgentError": good.model_copy(update={"nixl_metadata": "bm90IG1ldGFkYXRh"}),
+        "AgentError": good.model_copy(update={"nixl_metadata": "bm90IG1ldGFkYXRh"}).sealed(),
     }
 
 

@@ -96,7 +96,14 @@ class NixlAgent:
             agent.create_backend(plugin, dict(parameters or {}))
             return agent
 
-        self._agent: Any = self._call(make, posted=False)
+        try:
+            self._agent: Any = self._call(make, posted=False)
+        except AgentFailure as error:
+            # NIXL says no more than its error class; nearly always one of these is wrong.
+            tls = os.environ.get("UCX_TLS", "")
+            where = f"UCX_NET_DEVICES={self.devices or '(unset)'} UCX_TLS={tls or '(unset)'}"
+            told = f"the {plugin} backend can not be made with {where}: {error.message}; see UCX's own lines in the log"
+            raise AgentFailure(error.kind, told, posted=False) from error
 
     def _call(self, action: Callable[[], T], *, posted: bool) -> T:
         try:

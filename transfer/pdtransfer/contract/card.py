@@ -67,6 +67,8 @@ class RankCard(ContractModel):
     """At most one arena a memory kind; none: this rank is written to in place only."""
     fingerprint: str = ""
     layout_hash: str = ""
+    metadata_hash: str = ""
+    """Of `nixl_metadata`: NIXL takes damaged metadata without a word, or can not load that agent any more."""
 
     @property
     def rank(self) -> int:
@@ -74,11 +76,12 @@ class RankCard(ContractModel):
         return self.layout.coordinates.index
 
     def sealed(self) -> RankCard:
-        """This card with `fingerprint` and `layout_hash` computed from its own content."""
+        """This card with `fingerprint`, `layout_hash` and `metadata_hash` computed from its own content."""
         return self.model_copy(
             update={
                 "fingerprint": pair_fingerprint(self.model, self.layout),
                 "layout_hash": layout_fingerprint(self.layout),
+                "metadata_hash": content_hash(self.nixl_metadata) if self.nixl_metadata else "",
             }
         )
 
@@ -89,6 +92,8 @@ class RankCard(ContractModel):
             return f"fingerprint {self.fingerprint or '(none)'} does not match the card's model and layout"
         if self.layout_hash != layout_fingerprint(self.layout):
             return f"layout hash {self.layout_hash or '(none)'} does not match the card's layout"
+        if self.metadata_hash and self.metadata_hash != content_hash(self.nixl_metadata):
+            return f"metadata hash {self.metadata_hash} does not match the card's NIXL metadata, which was damaged"
         return None
 
 

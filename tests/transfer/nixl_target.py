@@ -1,0 +1,107 @@
+"""A bare agent over real NIXL in a process of its own, for tests of NIXL itself: JSON lines on stdin and stdout.
+
+python nixl_target.py NAME BYTES
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class Target:
+    """Starts, asks, stops and kills the process; every answer has a deadline."""
+
+    def __init__(self, name: str, nbytes: int, ucx_tls: str = "tcp") -> None:
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "NIXL_LOG_LEVEL": "FATAL", "UCX_NET_DEVICES": "lo"}
+        if ucx_tls:
+            env["UCX_TLS"] = ucx_tls
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__)), name, str(nbytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=env,
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        hello = self.answer(60)
+        self.metadata = base64.b64decode(hello["metadata"])
+        self.address = int(hello["address"])
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+
+    def answer(self, timeout: float = 20) -> dict[str, Any]:
+        return json.loads(self._lines.get(timeout=timeout))
+
+    def ask(self, do: str, **values: object) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **values}) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def rows(self, at: int, size: int) -> np.ndarray:
+        return np.array([[self.address + at, size, 0]], dtype=np.uint64)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait(10)
+
+
+def main() -> None:
+    from pdtransfer.agent.nixl import NixlAgent
+    from pdtransfer.contract.base import MemoryKind
+
+    name, nbytes = sys.argv[1], int(sys.argv[2])
+    agent = NixlAgent(name)
+    memory = np.zeros(nbytes, dtype=np.uint8)
+    agent.register(np.array([[memory.ctypes.data, nbytes, 0]], dtype=np.uint64), MemoryKind.DRAM)
+    notes: list[str] = []
+    stop = threading.Event()
+    lock = threading.Lock()
+
+    def progress() -> None:
+        # TCP writes land only while their target makes progress.
+        while not stop.wait(0.001):
+            with lock:
+                notes.extend(text.decode() for _, text in agent.progress())
+
+    threading.Thread(target=progress, daemon=True).start()
+
+    def say(**answer: object) -> None:
+        print(json.dumps(answer), flush=True)
+
+    say(metadata=base64.b64encode(agent.metadata()).decode(), address=int(memory.ctypes.data))
+    for line in sys.stdin:
+        command = json.loads(line)
+        with lock:
+            if command["do"] == "count":
+                say(count=int((memory == command["value"]).sum()))
+            elif command["do"] == "clear":
+                memory[:] = 0
+                say(ok=True)
+            elif command["do"] == "notes":
+                say(notes=notes)
+
+
+if __name__ == "__main__":
+    main()
