@@ -29,21 +29,22 @@ class Block:
     nbytes: int
 
 
-def blocks(lane: Lane, first_page: int, pages: int, slot_bytes: int) -> Iterator[Block]:
-    """Blocks that cover `pages` prompt pages from `first_page` of every region of the lane once.
+def blocks(lane: Lane, first_page: int, pages: int, slot_bytes: int, regions: range | None = None) -> Iterator[Block]:
+    """Blocks that cover `pages` prompt pages from `first_page` of every region of the lane (or of these) once.
 
     The pages are cut into strips; a block holds as many regions of a strip as fit in a slot."""
     per_slot = slot_bytes // lane.unit
     if not per_slot:
         raise LayoutMismatch(f"{lane.names[0]}: a page's slice has {lane.unit} bytes, a slot {slot_bytes}")
-    if pages <= 0:
+    regions = range(lane.regions) if regions is None else regions
+    if pages <= 0 or not regions:
         return
-    width = strip_width(pages, lane.regions, per_slot)
+    width = strip_width(pages, len(regions), per_slot)
     for low in range(0, pages, width):
         high = min(low + width, pages)
         together = per_slot // (high - low)
-        for region in range(0, lane.regions, together):
-            count = min(together, lane.regions - region)
+        for region in range(regions.start, regions.stop, together):
+            count = min(together, regions.stop - region)
             yield Block(lane.number, region, count, first_page + low, high - low, count * (high - low) * lane.unit)
 
 

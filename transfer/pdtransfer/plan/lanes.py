@@ -68,6 +68,8 @@ class Lane:
     destination: Side
     names: tuple[str, ...]
     """Of the regions, for messages."""
+    layers: tuple[int | None, ...] = ()
+    """Layer ids of the regions, ascending; None (at the end) for draft layers."""
 
     @property
     def unit(self) -> int:
@@ -78,6 +80,14 @@ class Lane:
     def regions(self) -> int:
         """R, the number of region pairs."""
         return len(self.names)
+
+    def regions_of(self, layers: range | None) -> range:
+        """The regions of these layers (ids, step 1; no draft layers), or all of them: neighbours in the
+        lane, since its regions are in order of their layers."""
+        if layers is None:
+            return range(self.regions)
+        inside = [i for i, layer in enumerate(self.layers) if layer is not None and layer in layers]
+        return range(inside[0], inside[-1] + 1) if inside else range(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,6 +193,7 @@ def _lane(number: int, key: tuple[str, str, str, int, int, int, int], pairs: Seq
         _side([p.source for p in pairs], [p.source_offset for p in pairs], unit, "prefill"),
         _side([p.destination for p in pairs], [p.destination_offset for p in pairs], unit, "decode"),
         tuple(f"{'draft ' * p.source.draft}layer {p.source.layer} {p.source.kind}" for p in pairs),
+        tuple(None if p.source.draft else p.source.layer for p in pairs),
     )
 
 
