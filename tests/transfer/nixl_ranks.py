@@ -35,13 +35,24 @@ class RankProcess:
         ucx_tls: str,
         *,
         pages: int = PAGES,
+        host: str = "",
+        port: int = 0,
+        devices: str = "",
+        namespace: str = "",
+        pod: str = "",
     ) -> None:
+        """`namespace` is a network namespace to run in; `host`, `port` and `devices` its address there."""
         env = {**os.environ, "OMP_NUM_THREADS": "1", "NIXL_LOG_LEVEL": "ERROR"}
+        for name, value in (("HOST", host), ("PORT", str(port or "")), ("DEVICES", devices), ("POD", pod)):
+            env.pop(f"RANK_{name}", None)
+            if value:
+                env[f"RANK_{name}"] = value
+        within = ["ip", "netns", "exec", namespace] if namespace else []
         if ucx_tls:
             env["UCX_TLS"] = ucx_tls
         env.pop("UCX_NET_DEVICES", None)
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), role, str(tp), str(size), incarnation, memory, tls, str(pages)],
+            [*within, sys.executable, str(SCRIPT), role, str(tp), str(size), incarnation, memory, tls, str(pages)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

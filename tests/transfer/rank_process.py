@@ -1,12 +1,16 @@
 """One rank in a process of its own, over real NIXL: JSON lines on stdin and stdout.
 
 python rank_process.py ROLE TP TP_SIZE INCARNATION MEMORY TLS_DIR PAGES
+
+RANK_HOST, RANK_PORT, RANK_DEVICES and RANK_POD name another address, a fixed port, other network devices than
+loopback, and another pod.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 
@@ -22,13 +26,16 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     role, tp, tp_size, incarnation, memory, tls, many = sys.argv[1:8]
     pool = Pool(int(tp), int(tp_size), memory, pages=int(many))
+    host = os.environ.get("RANK_HOST", "127.0.0.1")
     config = EndpointConfig(
-        listen_host="127.0.0.1",
-        net_devices="lo",
+        listen_host=host,
+        advertise_host=host,
+        control_port=int(os.environ.get("RANK_PORT", "0")),
+        net_devices=os.environ.get("RANK_DEVICES", "lo"),
         tls_dir=tls or None,
         timeouts=Timeouts(waiting=5, transfer=2, settle=0.5, connect=3, probe=10),
     )
-    card = template(Role(role), pool, incarnation, emulated=memory != "DRAM")
+    card = template(Role(role), pool, incarnation, pod=os.environ.get("RANK_POD", ""), emulated=memory != "DRAM")
     endpoint = RankEndpoint(card, pool.regions, config)
 
     def say(**answer: object) -> None:
