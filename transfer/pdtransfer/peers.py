@@ -145,6 +145,10 @@ class Peer:
     verdict: Verdict
     loaded: bool = False
     """The agent knows it."""
+    loads: int = 0
+    """Times that the agent was told of it: what was prepared for it before the last time is void."""
+    loading: bool = False
+    """It waits for its turn to be loaded."""
     channel: Any = None
     tasks: list[Any] = field(default_factory=list)
     retired: bool = False

@@ -42,6 +42,9 @@ class Owner(Protocol):
     def wants(self, peer: Peer) -> bool:
         """A connection to it is still of use."""
 
+    async def loaded(self, peer: Peer) -> None:
+        """Wait until the agent was told of it."""
+
     def drained(self, agent_name: str) -> bool: ...
     def judge(self, peer: Peer, state: VerdictState, reason: str, message: str) -> None: ...
     def on_connected(self, peer: Peer) -> None: ...
@@ -153,6 +156,10 @@ class Connections:
             answer = Refused(reason="OtherCluster", message=f"the certificate does not name {wanted}")
         else:
             answer = admit(mine, self._owner.peers, self._owner.drained, hello)
+            while isinstance(answer, Peer) and answer.loading:
+                # Frames are taken of loaded peers only; the dialling side waits for its own limit.
+                await asyncio.wait_for(self._owner.loaded(answer), self._core.timeouts.connect)
+                answer = admit(mine, self._owner.peers, self._owner.drained, hello)
         if isinstance(answer, Refused):
             self._core.count("connections_refused")
             channel.send(answer)

@@ -57,6 +57,8 @@ class Core:
         self._hot = 0
         self._bad_turns = 0
         self._turned = time.monotonic()
+        self.turns = 0
+        """Turns of the loop so far."""
         self.ticks: list[Callable[[float], None]] = []
         self.on_stop: list[Callable[[], None]] = []
         self._cells: weakref.WeakSet[StateCell] = weakref.WeakSet()
@@ -150,6 +152,18 @@ class Core:
         self._hot += delta
         self._wake.set()
 
+    @property
+    def active(self) -> bool:
+        """Something moves here or is awaited from a peer."""
+        return self._hot > 0 or self.mover.busy
+
+    async def turn(self) -> None:
+        """Return after the loop's next turn (progress made, deadlines looked at)."""
+        seen = self.turns
+        while self.turns == seen:
+            self._wake.set()
+            await asyncio.sleep(0)
+
     def wake(self) -> None:
         """Look at the mover now."""
         self._wake.set()
@@ -237,12 +251,13 @@ class Core:
             moved = self.mover.step()
             self._progress()
             now = self._turned = time.monotonic()
+            self.turns += 1
             if now - last_tick > WARM_TICK:
                 last_tick = now
                 for tick in self.ticks:
                     tick(now)
             quiet = 0 if moved else quiet + 1
-            if self._hot or self.mover.busy:
+            if self.active:
                 if quiet > SPINS:
                     # Not asyncio's timer: epoll rounds up to a millisecond.
                     time.sleep(50e-6 if quiet < EAGER else 500e-6)  # noqa: ASYNC251

@@ -77,7 +77,8 @@ async def greet(mine: RankCard, peer: Peer, config: EndpointConfig, on_drained: 
 def admit(
     mine: RankCard, peers: Mapping[PeerKey, Peer], drained: Callable[[str], bool], hello: Hello
 ) -> Peer | Refused:
-    """Whom a dialling side is, or why it is refused. Only the roster decides."""
+    """Whom a dialling side is, or why it is refused. Only the roster decides. A peer that waits to be
+    loaded is let in so far: ask again once it was."""
     if hello.cluster_uid != mine.cluster_uid:
         return Refused(reason="OtherCluster", message=f"this is PDCluster {mine.cluster_uid}")
     if (hello.to_pod_uid, hello.to_incarnation, hello.to_rank) != (mine.pod_uid, mine.incarnation, mine.rank):
@@ -99,6 +100,6 @@ def admit(
             message=f"the peer's roster names incarnation {held.incarnation}",
             drained=hello.agent_name != held.agent_name and drained(hello.agent_name),
         )
-    if hello.layout_hash != held.layout_hash or not peer.loaded:
+    if hello.layout_hash != held.layout_hash or not (peer.loaded or peer.loading):
         return Refused(reason=LayoutMismatch.reason, message=peer.verdict.message or "other layout")
     return peer

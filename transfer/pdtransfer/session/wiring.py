@@ -24,7 +24,7 @@ from pdtransfer.peers import Peer, PeerKey, first_verdict, judged, refusal, rost
 from pdtransfer.session.connections import Connections
 from pdtransfer.session.core import Core
 from pdtransfer.session.frames import Frame, ProbeFrame
-from pdtransfer.session.loader import load, reload, unload
+from pdtransfer.session.loader import Loader, unload
 from pdtransfer.session.probe import Prober, ProbeResult
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class Wiring:
         self.card = card
         self._peers: dict[PeerKey, Peer] = {}
         self._retired: list[Peer] = []
+        self.loader = Loader(core, self._refusal, self._loaded)
         self.connections = Connections(core, self)
         self.prober = Prober(core, lambda: self.card, hcas)
         self.verdicts: tuple[Verdict, ...] = ()
@@ -95,11 +96,22 @@ class Wiring:
             return
         peer = Peer(card, first_verdict(self.card, card))
         self._peers[peer.key] = peer
-        why = self._refusal(peer) or load(self._core, peer)
+        self.loader.want(peer)
+
+    def _loaded(self, peer: Peer, why: tuple[str, str] | None) -> None:
+        """It was loaded, or loaded again, or why not."""
         if why is not None:
-            self.judge(peer, VerdictState.REFUSED, *why)
-        elif self.card.role is Role.DECODE:
+            known = peer.reload
+            peer.probed_at = time.monotonic()
+            self.judge(peer, VerdictState.UNREACHABLE if known else VerdictState.REFUSED, *why)
+        elif peer.channel is not None:
+            self._start_probe(peer)
+        elif self.card.role is Role.DECODE and not any(not t.done() for t in peer.tasks):
             self._dial(peer)
+
+    async def loaded(self, peer: Peer) -> None:
+        """Wait until the agent was told of it."""
+        await self.loader.loaded(peer)
 
     def _refusal(self, peer: Peer) -> tuple[str, str] | None:
         try:
@@ -120,7 +132,9 @@ class Wiring:
         self._retired.remove(peer)
         self._peers[peer.key] = peer
         peer.retired, peer.since = False, time.monotonic()
-        if peer.channel is not None:
+        if not peer.loaded:
+            self.loader.want(peer)  # it left before its turn, or was refused
+        elif peer.channel is not None:
             self._start_probe(peer)
         elif self.card.role is Role.DECODE:
             for task in peer.tasks:
@@ -133,14 +147,6 @@ class Wiring:
     def reload(self, peer: Peer) -> None:
         """NIXL's connection to the peer broke: only remove and add mend it."""
         peer.reload = True
-
-    def _reload_now(self, peer: Peer) -> None:
-        why = reload(self._core, peer)
-        if why is not None:
-            peer.reload, peer.probed_at = True, time.monotonic()  # the card was good before: try again
-            self.judge(peer, VerdictState.UNREACHABLE, *why)
-        elif peer.channel is not None:
-            self._start_probe(peer)
 
     def _retire(self, peer: Peer, replaced: bool) -> None:
         peer.retired = True
@@ -280,7 +286,7 @@ class Wiring:
         for peer in self._peers.values():
             if peer.reload and not self._core.mover.flies_to(peer.card.agent_name):
                 if now - peer.probed_at > REPROBE:
-                    self._reload_now(peer)
+                    self.loader.want(peer)
             elif (
                 peer.channel is not None
                 and peer.verdict.state in (VerdictState.UNREACHABLE, VerdictState.PROBING)
