@@ -76,7 +76,9 @@ def test_a_job_ends_once_with_all_its_bytes():
 
 
 @pytest.mark.parametrize(
-    ("window", "most"), [({"window_ops": 3}, 3), ({"window_bytes": 8192}, 2), ({}, 2 * PEER_HANDLES)]
+    ("window", "most"),
+    # The window, and one handle for the peer that would have none.
+    [({"window_ops": 3}, 3 + 1), ({"window_bytes": 8192}, 2 + 1), ({}, 2 * PEER_HANDLES)],
 )
 def test_the_window_bounds_handles_and_bytes_in_flight(window, most):
     bench = Bench(**window)

@@ -1,114 +1,40 @@
-"""Executes plans: bounded windows, a queue per peer, own deadlines, nothing reported before it settled.
+"""Executes jobs: bounded windows, a queue per peer, own deadlines, nothing reported before it settled.
 
 One thread drives it (`step`). A job ends in exactly one `on_finish(job)`; when handles were still
 in flight at that point (`job.settled` False), `on_drained(job)` follows once the last of them is
 done. A handle that errored may have pieces in flight for ever: such a job never drains.
+
+What may fly is bounded over all peers and for each (`window`), whose turn it is to post is fair
+(`queues`). Iterators are pulled when their turn comes: a backlog costs what its iterators cost.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from pdtransfer.agent.port import (
-    AgentFailure,
-    AgentPort,
-    Descriptors,
-    Handle,
-    HandleState,
-    Operation,
-    Prepared,
-)
-from pdtransfer.contract.base import MemoryKind
+from pdtransfer.agent.port import AgentFailure, AgentPort, HandleState, Prepared
 from pdtransfer.errors import DeadlineExceeded, TransferError
-from pdtransfer.plan import TransferPlan
+from pdtransfer.mover.jobs import HANDLE_BYTES, HANDLE_PIECES, Batch, Item, Job, Prepped, batches, prepped
+from pdtransfer.mover.queues import PeerQueue, Ring
+from pdtransfer.mover.window import PEER_HANDLES, Flight, Window
 
-HANDLE_PIECES = 4096
-HANDLE_BYTES = 4 << 20
-"""At most that many descriptors and bytes a handle."""
-PEER_HANDLES = 4
-"""Handles in flight to one peer: rates are flat from 2 on, and one bad peer can't take the window."""
+__all__ = ["HANDLE_BYTES", "HANDLE_PIECES", "PEER_HANDLES", "Batch", "Job", "Mover", "Prepped", "batches", "prepped"]
+
+logger = logging.getLogger(__name__)
+
 CHECK_EVERY = 0.005
-"""Seconds between looks at the deadlines."""
-STALLED_AFTER = 1.0
-"""Seconds after which a handle no longer counts in the shared window (only in its peer's)."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What one handle moves."""
-
-    local: Descriptors
-    local_kind: MemoryKind
-    remote: Descriptors
-    remote_kind: MemoryKind
-    nbytes: int
-
-
-def batches(
-    plan: TransferPlan,
-    kind_at_source: Callable[[MemoryKind], MemoryKind],
-    kind_at_destination: Callable[[MemoryKind], MemoryKind],
-) -> Iterator[Batch]:
-    """Cut a plan into handles. The `kind_*` functions map emulated VRAM to where it really lies."""
-    for segment in plan.segments:
-        sizes = segment.source[:, 1]
-        start = 0
-        ends = np.cumsum(sizes)
-        while start < len(sizes):
-            base = int(ends[start - 1]) if start else 0
-            stop = int(np.searchsorted(ends, base + HANDLE_BYTES, side="right"))
-            stop = min(max(stop, start + 1), start + HANDLE_PIECES, len(sizes))
-            yield Batch(
-                segment.source[start:stop],
-                kind_at_source(segment.source_kind),
-                segment.destination[start:stop],
-                kind_at_destination(segment.destination_kind),
-                int(ends[stop - 1]) - base,
-            )
-            start = stop
-
-
-@dataclass(eq=False)
-class _Flight:
-    job: Job
-    handle: Handle
-    lists: tuple[Prepared, Prepared]
-    nbytes: int
-    posted_at: float
-
-
-@dataclass(eq=False)
-class Job:
-    """One stream of batches to one peer. Feed it with `Mover.add`; `close` says nothing follows."""
-
-    label: str
-    peer: str
-    deadline: float
-    on_finish: Callable[[Job], None]
-    on_drained: Callable[[Job], None]
-    operation: Operation = "WRITE"
-    waiting: deque[Batch] = field(default_factory=deque)
-    closed: bool = False
-    in_flight: int = 0
-    lost: int = 0
-    """Handles that errored: parts of them may still land."""
-    bytes_done: int = 0
-    bytes_queued: int = 0
-    error: TransferError | None = None
-    finished: bool = False
-    drained: bool = False
-    settle_by: float = float("inf")
-
-    @property
-    def settled(self) -> bool:
-        """No byte of this job can land any more."""
-        return self.in_flight == 0 and self.lost == 0
+"""Seconds between looks at the deadlines and at late handles."""
+CHECK_JOBS = 256
+"""Jobs looked at each time: with more, a deadline is noticed a few checks later."""
+POST_TURN = 0.001
+"""Seconds of posting after which `step` returns: over CMA a post copies its bytes before it returns,
+and completions, frames and other work wait meanwhile."""
 
 
 class Mover:
@@ -124,169 +50,241 @@ class Mover:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._agent = agent
-        self._window_bytes = window_bytes
-        self._window_ops = window_ops
         self._settle = settle
         self._clock = clock
-        self._jobs: set[Job] = set()
-        self._ready: dict[str, deque[Job]] = {}
-        """By peer: jobs with batches to post, in turn."""
+        self._queues: dict[str, PeerQueue] = {}
+        self._ring = Ring()
+        self._to_check: deque[Job] = deque()
+        """Unfinished jobs (finished ones leave when they are next looked at)."""
         self._next_check = 0.0
-        self._flights: list[_Flight] = []
+        self._window = Window(window_bytes, window_ops)
         self.bytes_moved = 0
 
     @property
     def busy(self) -> bool:
         """Something is queued or in flight (handles of jobs that were given up do not count)."""
-        return bool(self._ready) or any(not f.job.finished for f in self._flights)
+        return self._window.live > 0 or len(self._ring) > 0
 
     @property
     def handles_in_flight(self) -> int:
         """Posted handles that are not done."""
-        return len(self._flights)
+        return len(self._window)
 
     def flies_to(self, peer: str) -> bool:
         """A job or a handle of this peer is left."""
-        return any(j.peer == peer for j in self._jobs) or any(f.job.peer == peer for f in self._flights)
+        return peer in self._queues
 
     def start(self, job: Job) -> None:
         """Take a job on; it may be empty at first."""
-        self._jobs.add(job)
+        self._queues.setdefault(job.peer, PeerQueue(job.peer)).jobs += 1
+        self._to_check.append(job)
 
-    def add(self, job: Job, more: Iterator[Batch]) -> None:
-        """Queue batches of a job that goes on."""
-        if job.error is None and not job.finished:
-            idle = not job.waiting
-            for batch in more:
-                job.waiting.append(batch)
-                job.bytes_queued += batch.nbytes
-            if idle and job.waiting:
-                self._ready.setdefault(job.peer, deque()).append(job)
+    def add(self, job: Job, more: Iterable[Item]) -> None:
+        """Queue items of a job that goes on. A sequence's items exist already: each gets its
+        `on_done(False)` when the job is over or ends. Any other iterable is pulled item by item when
+        its turn comes (what is never pulled is never told); one that raises fails the job."""
+        ready = more if isinstance(more, Sequence) else None
+        if job.active and job.closed:
+            raise ValueError(f"{job.label} was closed: nothing may follow")
+        if not job.active:
+            for item in ready or ():
+                self._tell(job, item, False)
+        elif ready is None:
+            job.waiting.append(iter(more))
+        else:
+            job.waiting.extend(ready)
+        if job.active and job.waiting:
+            job.begun = True
+            self._ring.add(self._queues[job.peer], job)
 
     def close(self, job: Job) -> None:
-        """No more batches."""
+        """No more items."""
         job.closed = True
         self._maybe_finish(job)
 
     def fail(self, job: Job, error: TransferError) -> None:
         """Stop posting; the job finishes when its handles settled or `settle` seconds passed."""
-        if job.error is None and not job.finished:
-            job.error = error
-            error.bytes_done = job.bytes_done
-            job.waiting.clear()
-            self._unready(job)
-            job.settle_by = self._clock() + self._settle
-            self._maybe_finish(job)
+        if job.active:
+            self._stop(job, error, ())
 
     def step(self) -> bool:
-        """Post what fits, poll what flies, enforce deadlines. True when something changed."""
+        """Poll what flies, post what fits, enforce deadlines. True when something changed."""
         now = self._clock()
-        changed = self._poll()
+        changed = self._poll(self._window.fresh)
         changed |= self._post(now)
-        if now < self._next_check:
-            return changed
-        self._next_check = now + CHECK_EVERY
-        for job in list(self._jobs):
-            if job.error is None and now > job.deadline:
+        if now >= self._next_check:
+            self._next_check = now + CHECK_EVERY
+            changed |= self._check(now)
+        return changed
+
+    # --- what flies ---------------------------------------------------------------------------
+
+    def _poll(self, flights: list[Flight]) -> bool:
+        changed = False
+        for flight in flights:
+            job, item = flight.job, flight.item
+            try:
+                if self._agent.poll(flight.handle) is HandleState.ACTIVE:
+                    continue
+            except AgentFailure as error:
+                self._window.land(flight)
+                job.lost += 1
+                self._stop(job, error, (item,))
+            else:
+                self._window.land(flight)
+                job.bytes_done += item.nbytes
+                self.bytes_moved += item.nbytes
+                with suppress(AgentFailure):  # the bytes are there; a list that stays costs memory only
+                    self._agent.release(flight.handle)
+                    for made in flight.lists:
+                        self._agent.release_prepared(made)
+                self._tell(job, item, True)
+                self._maybe_finish(job)
+            changed = True
+            self._forget(flight.queue)
+        return changed
+
+    def _check(self, now: float) -> bool:
+        """Late handles and deadlines."""
+        self._window.age(now)
+        changed = self._poll(self._window.late)
+        for _ in range(min(len(self._to_check), CHECK_JOBS)):
+            job = self._to_check.popleft()
+            if job.error is None and not job.finished and now > job.deadline:
                 self.fail(job, DeadlineExceeded(f"{job.label} did not finish in time", peer=job.peer))
                 changed = True
             if not job.finished and now > job.settle_by:
                 self._finish(job)
                 changed = True
+            if not job.finished:
+                self._to_check.append(job)
         return changed
 
-    def _poll(self) -> bool:
-        changed = False
-        for flight in list(self._flights):
-            job = flight.job
-            try:
-                if self._agent.poll(flight.handle) is HandleState.ACTIVE:
-                    continue
-            except AgentFailure as error:
-                self._land(flight)
-                job.lost += 1
-                self.fail(job, error)
-            else:
-                self._land(flight)
-                job.bytes_done += flight.nbytes
-                self.bytes_moved += flight.nbytes
-                with suppress(AgentFailure):  # the bytes are there; a list that stays costs memory only
-                    self._agent.release(flight.handle)
-                    for prepared in flight.lists:
-                        self._agent.release_prepared(prepared)
-            changed = True
-            self._maybe_finish(job)
-        return changed
-
-    def _land(self, flight: _Flight) -> None:
-        self._flights.remove(flight)
-        flight.job.in_flight -= 1
+    # --- what waits ---------------------------------------------------------------------------
 
     def _post(self, now: float) -> bool:
-        fresh = [f for f in self._flights if now - f.posted_at < STALLED_AFTER]
-        ops, size = len(fresh), sum(f.nbytes for f in fresh)
-        per_peer: dict[str, int] = {}
-        for flight in self._flights:
-            per_peer[flight.job.peer] = per_peer.get(flight.job.peer, 0) + 1
-        changed, again = False, True
-        while again:
-            again = False
-            for peer, queue in list(self._ready.items()):
-                # A failed post may end jobs of other peers (their room fails): look again.
-                if not queue or per_peer.get(peer, 0) >= PEER_HANDLES:
-                    continue
-                job = queue[0]
-                batch = job.waiting[0]
-                if ops and (ops >= self._window_ops or size + batch.nbytes > self._window_bytes):
-                    return changed
+        changed, waited = False, 0
+        until = now + POST_TURN
+        while waited < len(self._ring):
+            queue = self._ring.first
+            job = queue.front()
+            if job is None:
+                self._ring.remove(queue)
+                continue
+            item = self._pull(job)
+            if item is None:
+                changed = True
+                if job.queued:
+                    queue.leave(job)
+                self._maybe_finish(job)
+            elif not self._window.admits(queue, item):
+                self._ring.pass_on()
+                waited += 1
+            elif self._ring.pay(queue, item):
+                changed, waited = True, 0
                 job.waiting.popleft()
-                queue.rotate(-1)
-                if not job.waiting:
-                    self._unready(job)
-                changed = again = True
-                if self._post_one(job, batch, now):
-                    ops, size = ops + 1, size + batch.nbytes
-                    per_peer[peer] = per_peer.get(peer, 0) + 1
+                queue.next_job()
+                self._post_one(job, queue, item, now)
+                if self._clock() > until:
+                    break
+            else:
+                waited = 0
         return changed
 
-    def _unready(self, job: Job) -> None:
-        queue = self._ready.get(job.peer)
-        if queue is not None and job in queue:
-            queue.remove(job)
-            if not queue:
-                del self._ready[job.peer]
+    def _pull(self, job: Job) -> Item | None:
+        """The next item of a job, left at the head of its queue; None when it has none now."""
+        while job.waiting:
+            source = job.waiting[0]
+            if isinstance(source, Batch | Prepped):
+                return source
+            try:
+                item = next(source, None)
+            except TransferError as error:
+                self.fail(job, error)
+                return None
+            except Exception as error:
+                logger.exception("%s: what is to be moved could not be planned", job.label)
+                self.fail(job, TransferError(f"what is to be moved could not be planned: {error!r}", peer=job.peer))
+                return None
+            if not job.active:  # the iterator ended its own job
+                if item is not None:
+                    self._tell(job, item, False)
+                return None
+            if item is None:
+                job.waiting.remove(source)
+            else:
+                job.waiting.appendleft(item)
+        return None
 
-    def _post_one(self, job: Job, batch: Batch, now: float) -> bool:
+    def _post_one(self, job: Job, queue: PeerQueue, item: Item, now: float) -> None:
+        lists: tuple[Prepared, ...] = ()
         try:
-            local = self._agent.prepare(None, batch.local, batch.local_kind)
-            remote = self._agent.prepare(job.peer, batch.remote, batch.remote_kind)
-            order = np.arange(len(batch.local), dtype=np.int32)
-            handle = self._agent.post(job.operation, local, order, remote, order)
+            if isinstance(item, Batch):
+                lists = (self._agent.prepare(None, item.local, item.local_kind),)
+                lists += (self._agent.prepare(job.peer, item.remote, item.remote_kind),)
+                order = np.arange(len(item.local), dtype=np.int32)
+                handle = self._agent.post(job.operation, lists[0], order, lists[1], order)
+            else:
+                handle = self._agent.post(
+                    job.operation, item.local, item.local_indices, item.remote, item.remote_indices
+                )
         except AgentFailure as error:
             job.lost += error.posted
-            self.fail(job, error)
-            return False
-        job.in_flight += 1
-        self._flights.append(_Flight(job, handle, (local, remote), batch.nbytes, now))
-        return True
+            if not error.posted:
+                with suppress(AgentFailure):
+                    for made in lists:
+                        self._agent.release_prepared(made)
+            self._stop(job, error, (item,))
+            return
+        job.handles += 1
+        job.pieces += item.pieces
+        if job.posted_at is None:
+            job.posted_at = now
+        self._window.add(Flight(job, queue, item, handle, lists, now))
+
+    # --- how a job ends -----------------------------------------------------------------------
+
+    def _stop(self, job: Job, error: TransferError, failed: tuple[Item, ...]) -> None:
+        """End a job (unless it ends already); `failed` and what waits will not be moved."""
+        if job.active:
+            job.error = error
+            error.bytes_done = job.bytes_done
+            job.settle_by = self._clock() + self._settle
+            failed += tuple(w for w in job.waiting if isinstance(w, Batch | Prepped))
+            job.waiting.clear()
+        for item in failed:
+            self._tell(job, item, False)
+        self._maybe_finish(job)
+
+    def _tell(self, job: Job, item: Item, moved: bool) -> None:
+        if item.on_done is None:
+            return
+        try:
+            item.on_done(moved)
+        except Exception as error:  # of this job's owner: the other jobs go on
+            logger.exception("%s: on_done failed", job.label)
+            self.fail(job, TransferError(f"a completion could not be handled: {error!r}", peer=job.peer))
 
     def _maybe_finish(self, job: Job) -> None:
         if job.in_flight:
             return
         if not job.finished and (job.error is not None or (job.closed and not job.waiting)):
             self._finish(job)
-        elif job.finished and not job.drained:
-            self._drain(job)
+        elif job.finished and not job.drained and job.settled:
+            job.drained = True
+            job.on_drained(job)
 
     def _finish(self, job: Job) -> None:
         job.finished = True
-        self._jobs.discard(job)
+        self._window.live -= job.in_flight
+        queue = self._queues[job.peer]
+        queue.jobs -= 1
         job.drained = job.settled
         if job.error is not None:
             job.error.bytes_done = max(job.error.bytes_done, job.bytes_done)
+        self._forget(queue)
         job.on_finish(job)
 
-    def _drain(self, job: Job) -> None:
-        if job.settled:
-            job.drained = True
-            job.on_drained(job)
+    def _forget(self, queue: PeerQueue) -> None:
+        if not queue.jobs and not queue.flights:
+            self._queues.pop(queue.peer, None)

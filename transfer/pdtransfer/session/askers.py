@@ -68,7 +68,7 @@ class Askers:
         if held is not None and held.request.attempt == request.attempt:
             if held.request != request:
                 self._refuse(peer, request, Aborted("this identity is in use for another request"), bury=False)
-            elif held.job is not None and held.job.bytes_queued:
+            elif held.job is not None and held.job.begun:
                 self._wiring.send(peer, Started(**request.ids))
             return
         if held is not None and held.request.attempt > request.attempt:
