@@ -92,6 +92,8 @@ def main() -> None:
             say(ok=True)
         elif do == "counters":
             say(**endpoint.counters)
+        elif do == "verdicts":
+            say(verdicts=[v.model_dump(mode="json") for v in endpoint.verdicts])
         elif do == "close":
             endpoint.close()
             say(closed=endpoint.failed is None)
