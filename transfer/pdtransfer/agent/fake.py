@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from pdtransfer.agent.lists import Blocks
 from pdtransfer.agent.port import AgentFailure, Descriptors, HandleState, Indices, Operation
 from pdtransfer.contract.base import MemoryKind
 
@@ -40,10 +42,12 @@ class Faults:
 
 @dataclass
 class FakePrepared:
-    """A checked descriptor list of `owner`'s memory."""
+    """A checked descriptor list of `owner`'s memory: `local`, or of the peer as it was loaded then."""
 
     owner: str
-    descriptors: Descriptors
+    blocks: Blocks
+    local: bool
+    load: int = 0
     released: bool = False
 
 
@@ -69,6 +73,8 @@ class FakeHub:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.agents: dict[str, FakeAgent] = {}
+        self.destroyed: set[str] = set()
+        """Agents that were closed: no write lands there. (A process that died took its memory along.)"""
 
     def agent(self, name: str) -> FakeAgent:
         """A new agent on this hub."""
@@ -95,6 +101,9 @@ class FakeHub:
 class FakeAgent:
     """`AgentPort` on a hub."""
 
+    transports = ("fake",)
+    """No transport that writes without the receiver: a destroyed agent receives nothing."""
+
     def __init__(self, hub: FakeHub, name: str) -> None:
         self.hub = hub
         self.name = name
@@ -103,6 +112,8 @@ class FakeAgent:
         self.regions: list[tuple[MemoryKind, Descriptors]] = []
         self.peers: set[str] = set()
         self.connected: set[str] = set()
+        self._loads: Counter[str] = Counter()
+        """How often a peer was removed: lists made before are stale."""
         self.handles: list[FakeHandle] = []
         self.posts = 0
         self.inbox: list[tuple[str, bytes]] = []
@@ -141,6 +152,7 @@ class FakeAgent:
             raise AgentFailure("nixlNotFoundError", name, posted=False)
         self.peers.discard(name)
         self.connected.discard(name)
+        self._loads[name] += 1
 
     def connect(self, name: str) -> None:
         """Needs the peer to be there."""
@@ -157,15 +169,13 @@ class FakeAgent:
             return found
 
     def prepare(self, peer: str | None, descriptors: Descriptors, kind: MemoryKind) -> FakePrepared:
-        """Every piece must lie within one registered region of that kind."""
-        owner = self if peer is None else self._peer(peer)
+        """Every row's blocks must lie within one registered region of that kind."""
+        owner = self if peer in (None, self.name) else self._peer(str(peer))
+        blocks = Blocks(descriptors)
         known = [r for k, r in owner.regions if k is kind and len(r)]
-        table = np.concatenate(known) if known else np.empty((0, 3), dtype=np.uint64)
-        for address, size in descriptors[:, :2].tolist():
-            inside = (table[:, 0] <= address) & (table[:, 0] + table[:, 1] >= address + size)
-            if not inside.any():
-                raise AgentFailure("nixlNotFoundError", f"{kind} piece is not registered", posted=False)
-        return FakePrepared(owner.name, descriptors.copy())
+        if not known or not blocks.within(np.concatenate(known)):
+            raise AgentFailure("nixlNotFoundError", f"{kind} blocks are not registered", posted=False)
+        return FakePrepared(owner.name, blocks, peer is None, self._loads[owner.name])
 
     def release_prepared(self, prepared: FakePrepared) -> None:
         """Mark as released."""
@@ -181,16 +191,18 @@ class FakeAgent:
         notification: bytes = b"",
     ) -> FakeHandle:
         """Queue the copy; it lands at the poll that completes it."""
-        if local.released or remote.released:
-            raise AgentFailure("nixlNotFoundError", "a descriptor list was released", posted=False)
+        if local.released or remote.released or not local.local or remote.local:
+            raise AgentFailure("nixlInvalidParamError", "a list is released or of the wrong side", posted=False)
+        if remote.load != self._loads[remote.owner]:
+            raise AgentFailure("nixlNotFoundError", f"a list of {remote.owner} is stale", posted=False)
+        mine, theirs = local.blocks.rows(local_indices), remote.blocks.rows(remote_indices)
+        if len(mine) != len(theirs) or (mine[:, 1] != theirs[:, 1]).any():
+            raise AgentFailure("nixlInvalidParamError", "the two sides differ in blocks or bytes", posted=False)
         self.posts += 1
         if self.posts in self.faults.fail_post:
             self.faults.seen.append(f"fail_post {self.posts}")
             raise AgentFailure("nixlBackendError", "injected: the post failed", posted=False)
-        mine, theirs = local.descriptors[local_indices], remote.descriptors[remote_indices]
         source, destination = (mine, theirs) if operation == "WRITE" else (theirs, mine)
-        if (source[:, 1] != destination[:, 1]).any():
-            raise AgentFailure("nixlMismatchError", "lengths differ", posted=False)
         handle = FakeHandle(
             self.posts,
             remote.owner,
@@ -207,7 +219,10 @@ class FakeAgent:
         return handle
 
     def land(self, handle: FakeHandle) -> None:
-        """Copy the bytes of a transfer into place."""
+        """Copy the bytes of a transfer into place, unless the receiving agent was destroyed."""
+        if handle.peer in self.hub.destroyed:
+            self.faults.seen.append(f"fenced {handle.number}")
+            return
         for (src, size, _), (dst, _, _) in zip(handle.source.tolist(), handle.destination.tolist(), strict=True):
             ctypes.memmove(dst, src, size)
             if self.faults.corrupt:
@@ -248,8 +263,13 @@ class FakeAgent:
             new, self.inbox = self.inbox, []
             return new
 
+    def notify(self, peer: str) -> None:
+        """Fails once the peer is gone."""
+        self._peer(peer)
+
     def close(self) -> None:
-        """Leave the hub."""
+        """Leave the hub; nothing lands here any more."""
         with self.hub.lock:
             self.alive = False
+            self.hub.destroyed.add(self.name)
             self.hub.agents.pop(self.name, None)

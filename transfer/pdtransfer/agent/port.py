@@ -17,7 +17,8 @@ from pdtransfer.contract.base import MemoryKind
 from pdtransfer.errors import AgentError
 
 Descriptors = npt.NDArray[np.uint64]
-"""(N, 3): address, bytes, device."""
+"""(N, 3): address, bytes, device. Where it says so also NIXL's strided (N, 5): address, bytes, device,
+stride, count (`lists`)."""
 Indices = npt.NDArray[np.int32]
 Operation = Literal["WRITE", "READ"]
 
@@ -50,6 +51,10 @@ class AgentPort(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """UCX_TLS as it holds for this agent, in words; empty when UCX may choose."""
+
     def register(self, regions: Descriptors, kind: MemoryKind) -> Registration:
         """Register regions of one memory kind; they show in `metadata` from then on."""
 
@@ -68,7 +73,10 @@ class AgentPort(Protocol):
         """Set up the connection now, so that the first transfer does not pay for it."""
 
     def prepare(self, peer: str | None, descriptors: Descriptors, kind: MemoryKind) -> Prepared:
-        """Check and keep a descriptor list; `peer` None means this agent's own memory."""
+        """Check and keep a descriptor list, (N, 3) or strided (N, 5). `peer` None: this agent's own
+        memory, as local side; its own name: as the remote side of a loopback. A list may serve any
+        number of transfers, many at once. `remove_peer` makes that peer's lists stale for ever, also
+        when the peer is loaded again: posting with one raises."""
 
     def release_prepared(self, prepared: Prepared) -> None: ...
     def post(
@@ -80,7 +88,9 @@ class AgentPort(Protocol):
         remote_indices: Indices,
         notification: bytes = b"",
     ) -> Handle:
-        """Start moving local[i] to (WRITE) or from (READ) remote[i]."""
+        """Start moving block local_indices[i] of `local` to (WRITE) or from (READ) block
+        remote_indices[i] of `remote`; both have the same size. Runs of blocks that touch on both
+        sides are moved as one, when on both sides the stride equals the size."""
 
     def poll(self, handle: Handle) -> HandleState:
         """Progress and look; raises AgentFailure when the transfer failed."""
@@ -91,4 +101,11 @@ class AgentPort(Protocol):
     def progress(self) -> Sequence[tuple[str, bytes]]:
         """Let passive traffic go on (a target of TCP writes must); returns new notifications."""
 
-    def close(self) -> None: ...
+    def notify(self, peer: str) -> None:
+        """Send an empty-handed message to a peer: raises AgentFailure once the data path to it has ended
+        (a peer that is only stopped, or cut off, gives no error). Never blocks."""
+
+    def close(self) -> None:
+        """Destroy the agent with all of its handles and lists: nothing that a peer posted to it lands from
+        then on, if that transport needs the agent at all (`reach`). Any thread, when nothing else uses it;
+        may block for seconds. Raises AgentFailure when it is not certain that it is gone."""
