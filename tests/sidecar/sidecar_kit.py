@@ -107,7 +107,7 @@ class FakeEndpoint:
 
     card: RankCard
     inflight: int = 0
-    counters: dict[str, float] = field(default_factory=lambda: {"bytes_total": 0.0})
+    metrics: object = field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()
     applied: list[tuple[RankCard, ...]] = field(default_factory=list)
     probes: list[tuple[str, ...]] = field(default_factory=list)

@@ -76,11 +76,14 @@ async def test_from_first_card_to_ready_and_drained(tmp_path: Path) -> None:
             assert (await c.post("/v1/probe", json={"pod_uids": ["peer-1"]})).json() == {"ranks": 2}
             await until(lambda: [e.probes for e in ends] == [[("peer-1",)], [("peer-1",)]])
 
-            ends[1].changed(inflight=3, counters={"bytes_total": 12.0, "depth": 2.0, "bad name!": 1.0})
+            moved = {"bytes_total": [[["sent", "direct", "TCP"], [12.0]]], "bad name!": [[[], [1.0]]]}
+            ends[1].changed(inflight=3, metrics=moved)
             await until(lambda: sidecar.hub.state.ranks[1].inflight == 3)
+            await until(lambda: sidecar.hub.state.ranks[1].metrics)
             metrics = (await probe.get(f"{health}/metrics")).text
-            assert 'pdtransfer_rank_bytes_total{rank="1"} 12.0' in metrics
-            assert 'pdtransfer_rank_depth{rank="1"} 2.0' in metrics and "bad name" not in metrics
+            labels = 'direction="sent",rank="1",role="prefill",strategy="direct",transport="TCP"'
+            assert f"pdtransfer_bytes_total{{{labels}}} 12.0" in metrics and "bad name" not in metrics
+            assert 'pdtransfer_rank_bad_samples{rank="1",role="prefill"} 1.0' in metrics
             assert 'pdtransfer_verdicts{state="Wired"} 2.0' in metrics
             assert 'pdtransfer_refused_rosters_total{reason="LowerKey"} 1.0' in metrics
 

@@ -137,7 +137,7 @@ def test_a_reconnect_before_the_old_end_is_seen_closes_the_old_connection() -> N
 
 
 def test_a_late_heartbeat_makes_a_rank_stale_and_never_removes_it() -> None:
-    state = s.heartbeat(two_ranks(), 1, Heartbeat(inflight=3, counters={"x": 1.0}), 10.0)
+    state = s.heartbeat(two_ranks(), 1, Heartbeat(inflight=3), 10.0)
     shown = views.pod_cards(state, 10.5)
     assert shown.stale_ranks == (1,) and len(shown.cards) == 2
     assert views.pod_cards(s.heartbeat(state, 2, Heartbeat(), 10.4), 10.5).stale_ranks == ()

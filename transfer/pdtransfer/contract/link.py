@@ -9,7 +9,7 @@ heartbeat only makes the rank stale (a thread that waits for the interpreter loc
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -31,9 +31,9 @@ class Heartbeat(ContractModel):
 
     type: Literal["heartbeat"] = "heartbeat"
     inflight: int = 0
-    quarantined_bytes: int = 0
-    counters: dict[str, float] = Field(default_factory=dict)
-    """Monotone counters and gauges of the rank for /metrics, name without prefix to value."""
+    metrics: Any = None
+    """`contract.metrics.Samples` every few seconds, else None. Checked piece by piece when it is taken:
+    nothing in it may cost the heartbeat."""
 
 
 class Verdicts(ContractModel):

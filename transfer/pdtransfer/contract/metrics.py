@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -53,6 +54,11 @@ class Family:
         return tuple(
             v if v in allowed or not allowed else OTHER for v, allowed in zip(found, self.labels.values(), strict=True)
         )
+
+    @property
+    def cells(self) -> int:
+        """Numbers of one series."""
+        return len(self.buckets) + 2 if self.kind == "histogram" else 1
 
     @property
     def limit(self) -> int:
@@ -146,3 +152,52 @@ _FAMILIES = (
 
 FAMILIES: Mapping[str, Family] = {f.name: f for f in _FAMILIES}
 """By name."""
+
+Series = tuple[str, ...]
+"""Values of a family's labels, in its order."""
+Cell = list[float]
+"""[value] of a counter or gauge; [sum, count of each bucket ..., count above the last] of a histogram."""
+Samples = dict[str, list[tuple[Series, Cell]]]
+"""Everything a rank measured since it began, by family: whole each time, so that a lost report costs nothing."""
+
+
+def checked(report: object) -> tuple[Samples, int]:
+    """What of a rank's report can be shown, and how much can not: a rank that is broken, or newer than
+    this catalogue, must not cost the others their scrape."""
+    if not isinstance(report, dict):
+        return {}, 1
+    found: Samples = {}
+    bad = sum(name not in FAMILIES for name in report)
+    for family in _FAMILIES:
+        rows = report.get(family.name, [])
+        if not isinstance(rows, list | tuple):
+            bad += 1
+            continue
+        kept: dict[Series, Cell] = {}
+        for row in rows[: family.limit]:
+            sample = _sample(family, row)
+            if sample is None or sample[0] in kept:
+                bad += 1
+            else:
+                kept[sample[0]] = sample[1]
+        bad += max(0, len(rows) - family.limit)
+        if kept:
+            found[family.name] = list(kept.items())
+    return found, bad
+
+
+def _sample(family: Family, row: object) -> tuple[Series, Cell] | None:
+    if not isinstance(row, list | tuple) or len(row) != 2:
+        return None
+    labels, cell = row
+    if not isinstance(labels, list | tuple) or not isinstance(cell, list | tuple):
+        return None
+    if len(labels) != len(family.labels) or len(cell) != family.cells:
+        return None
+    if not all(isinstance(v, str) and v.isprintable() for v in labels):
+        return None
+    if not all(isinstance(v, int | float) and abs(v) < 1e300 and isfinite(v) for v in cell):
+        return None
+    if family.kind != "gauge" and any(v < 0 for v in cell):
+        return None
+    return family.series(dict(zip(family.labels, labels, strict=True))), [float(v) for v in cell]

@@ -6,12 +6,13 @@ feeds rosters back. A decode rank calls `receive`, a prefill rank `send`; both p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from pdtransfer.contract.card import RankCard
+from pdtransfer.contract.metrics import Samples
 from pdtransfer.contract.verdict import Verdict
 
 
@@ -135,7 +136,9 @@ class Endpoint(Protocol):
         """Why the endpoint's thread ended, if it did so by itself; every transfer fails from then on."""
 
     @property
-    def counters(self) -> Mapping[str, float]: ...
+    def metrics(self) -> Samples:
+        """Everything measured since the start (contract/metrics.py), a copy."""
+
     def drain(self) -> None: ...
     def close(self) -> None: ...
 

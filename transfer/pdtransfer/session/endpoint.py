@@ -16,6 +16,7 @@ from pdtransfer.agent.port import AgentPort, Descriptors
 from pdtransfer.contract.base import MemoryKind, Role
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.layout import Region, RegionKind
+from pdtransfer.contract.metrics import Samples
 from pdtransfer.contract.pairing import meet
 from pdtransfer.contract.verdict import Verdict, VerdictState
 from pdtransfer.errors import Draining, LayoutMismatch, PeerNotRostered, PeerUnreachable, TransferError
@@ -23,15 +24,8 @@ from pdtransfer.peers import Peer, coverage_gap, key_of, real_kind
 from pdtransfer.session.api import EndpointConfig, PoolRegion
 from pdtransfer.session.core import Core
 from pdtransfer.session.destination import DestinationSide
-from pdtransfer.session.frames import (
-    Abort,
-    AbortAck,
-    Done,
-    Failed,
-    Frame,
-    Request,
-    Started,
-)
+from pdtransfer.session.frames import Abort, AbortAck, Done, Failed, Frame, Request, Started
+from pdtransfer.session.gauges import Gauges
 from pdtransfer.session.source import SourceSide
 from pdtransfer.session.transfers import ReceiveTransfer, SendTransfer
 from pdtransfer.session.wiring import Wiring
@@ -85,6 +79,7 @@ class RankEndpoint:
         self._wiring.hooks = self
         self._source = SourceSide(self._core, self._wiring)
         self._destination = DestinationSide(self._core, self._wiring)
+        Gauges(self._core, self._wiring, self._source, self._destination)
         self._roster: tuple[RankCard, ...] = ()
         self._draining = False
         self._core.start(self._setup)
@@ -211,13 +206,19 @@ class RankEndpoint:
 
     @property
     def counters(self) -> Mapping[str, float]:
-        """Monotone counters and gauges."""
+        """Counters and gauges in short, for people and tests."""
         return {
             **self._core.metrics.flat(),
             "thread_age_seconds": self._core.age,
             "inflight": float(self.inflight),
             "quarantined_bytes": float(self._destination.quarantined_bytes),
         }
+
+    @property
+    def metrics(self) -> Samples:
+        """Everything measured since the start, for the sidecar."""
+        self._core.metrics.gauge("thread_age_seconds", self._core.age)
+        return self._core.metrics.snapshot()
 
     def drain(self) -> None:
         """Finish what is in flight, refuse what is new."""

@@ -10,16 +10,12 @@ import threading
 from bisect import bisect_left
 from collections.abc import Mapping
 
-from pdtransfer.contract.metrics import FAMILIES, OTHER, Family
+from pdtransfer.contract.metrics import FAMILIES, OTHER, Cell, Family, Samples, Series
 
 logger = logging.getLogger(__name__)
 
 _BY_NAME = {**FAMILIES, **{f.stem: f for f in FAMILIES.values()}}
 """As prometheus_client: a counter may be named without its suffix."""
-
-Series = tuple[str, ...]
-Snapshot = dict[str, list[tuple[Series, list[float]]]]
-"""By family: label values, and [value], or [sum, count of each bucket ..., count above the last]."""
 
 
 class Metrics:
@@ -30,8 +26,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._values: dict[str, dict[Series, list[float]]] = {}
+        self._values: dict[str, dict[Series, Cell]] = {}
         self._told: set[str] = set()
+        for family in FAMILIES.values():
+            if family.kind != "gauge" and not family.labels:
+                self._cell(family, {})  # shown as zero from the start, so that rates are right
 
     def count(self, name: str, amount: float = 1, **labels: object) -> None:
         """Add `amount` (not negative) to a counter."""
@@ -67,28 +66,30 @@ class Metrics:
             self.count("undeclared_metrics_total")
         return None
 
-    def _cell(self, family: Family, labels: Mapping[str, object]) -> list[float]:
+    def _cell(self, family: Family, labels: Mapping[str, object]) -> Cell:
         series = family.series(labels)
         held = self._values.setdefault(family.name, {})
         cell = held.get(series)
         if cell is None:
             if len(held) >= family.limit:
                 series = tuple(OTHER for _ in series)
-            cell = held.setdefault(series, [0.0] * (len(family.buckets) + 2 if family.kind == "histogram" else 1))
+            cell = held.setdefault(series, [0.0] * family.cells)
         return cell
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> Samples:
         """A copy of everything recorded."""
         with self._lock:
             return {n: [(s, list(c)) for s, c in held.items()] for n, held in self._values.items()}
 
     def flat(self) -> dict[str, float]:
-        """Counters and gauges for people and tests: stem to the sum over its series, and
-        stem{label=value,...} to each series that has labels."""
+        """For people and tests: stem to the sum over its series, and stem{label=value,...} to each series
+        that has labels; of a histogram stem_sum and stem_count."""
         found: dict[str, float] = {}
         for name, rows in self.snapshot().items():
             family = FAMILIES[name]
             if family.kind == "histogram":
+                found[f"{family.stem}_sum"] = sum(cell[0] for _, cell in rows)
+                found[f"{family.stem}_count"] = sum(sum(cell[1:]) for _, cell in rows)
                 continue
             found[family.stem] = sum(cell[0] for _, cell in rows)
             for series, cell in rows:

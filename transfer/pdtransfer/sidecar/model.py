@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.link import SidecarMessage
+from pdtransfer.contract.metrics import Samples
 from pdtransfer.contract.roster import RosterKey
 from pdtransfer.contract.verdict import Verdict
 
@@ -39,8 +40,9 @@ class RankEntry:
     card: RankCard
     seen: float
     inflight: int = 0
-    quarantined_bytes: int = 0
-    counters: Mapping[str, float] = field(default_factory=dict)
+    metrics: Samples = field(default_factory=dict)
+    bad_samples: int = 0
+    """What of its last report could not be taken."""
     verdicts: tuple[Verdict, ...] = ()
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import random
 import selectors
@@ -43,7 +42,8 @@ MIN_GAP = 0.05
 BACKOFF = (0.1, 5.0)
 SEND_DEADLINE = 5.0
 MAX_LINE = 256 << 20
-QUARANTINED = "quarantined_bytes"
+METRICS_EVERY = 2.0
+"""Seconds between two reports of the metrics: a few KB, and they are scraped every 10 s or more."""
 
 
 class _Ended(Exception):
@@ -153,6 +153,7 @@ class _Session:
         self._verdicts: tuple[Verdict, ...] | None = None
         self._idle = True
         self._next_beat = 0.0
+        self._next_metrics = 0.0
         self._buffer = bytearray()
         self._scanned = 0
         self._began = time.monotonic()
@@ -193,9 +194,10 @@ class _Session:
         self._verdicts = verdicts
         now, inflight = time.monotonic(), endpoint.inflight
         if now >= self._next_beat or (inflight == 0) != self._idle:
-            counters = {k: float(v) for k, v in endpoint.counters.items() if math.isfinite(v)}
-            quarantined = int(counters.get(QUARANTINED, 0))
-            self._send(Heartbeat(inflight=inflight, quarantined_bytes=quarantined, counters=counters))
+            metrics = endpoint.metrics if now >= self._next_metrics else None
+            if metrics is not None:
+                self._next_metrics = now + METRICS_EVERY
+            self._send(Heartbeat(inflight=inflight, metrics=metrics))
             self._idle = inflight == 0
             self._next_beat = now + HEARTBEAT
         if link.refused is not None and now - self._began > 2 * HEARTBEAT:

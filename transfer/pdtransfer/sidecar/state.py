@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pdtransfer.contract.link import Drain, Heartbeat, Hello, Peers, Probe, Refuse, Verdicts
+from pdtransfer.contract.metrics import checked
 from pdtransfer.contract.roster import RosterKey, RosterRefusal
 from pdtransfer.sidecar.model import (
     KEEP_REFUSED,
@@ -115,14 +116,11 @@ def refuse(state: PodState, conn: int, rank: int | None, reason: str, message: s
 
 def heartbeat(state: PodState, conn: int, message: Heartbeat, now: float) -> PodState:
     """Still alive. From a connection that is not registered: nothing."""
-    return _update(
-        state,
-        conn,
-        seen=now,
-        inflight=message.inflight,
-        quarantined_bytes=message.quarantined_bytes,
-        counters=message.counters,
-    )
+    state = _update(state, conn, seen=now, inflight=message.inflight)
+    if message.metrics is not None:
+        metrics, bad = checked(message.metrics)
+        state = _update(state, conn, metrics=metrics, bad_samples=bad)
+    return state
 
 
 def verdicts(state: PodState, conn: int, message: Verdicts, now: float) -> PodState:
