@@ -5,7 +5,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup test check fmt e2e demo clean-demo cluster-up cluster-down tools crds
+.PHONY: help setup test fuzz check fmt e2e demo clean-demo cluster-up cluster-down tools crds sglang-env bench bench-quick
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -22,6 +22,10 @@ test: setup ## Levels 1-3: pure, fakes, real NIXL and a real kube-apiserver (no 
 	@python3 -m e2e.cluster build-tools --only etcd,kube-apiserver,kubectl,helm
 	$(PY) -m pytest tests
 
+SECONDS ?= 600
+fuzz: setup ## Every decoder on odd inputs for SECONDS=600: no crash, no hang, no memory without bound
+	@nice $(PY) tests/fuzz/fuzz_run.py --seconds $(SECONDS)
+
 check: setup ## Format, lint, types, import contracts, CRD drift, chart lint
 	@hack/check.sh
 
@@ -30,6 +34,15 @@ fmt: setup ## Format the code
 
 crds: setup ## Generate crds/ and the chart's CRD from the pydantic models
 	$(PY) -m pdoperator.api.crd
+
+sglang-env: ## SGLang 0.5.23 for a CPU, in the cache (7 GB): the benchmark's rival; nothing else needs it
+	@hack/sglang/setup.sh
+
+bench: setup ## KV transfer beside raw NIXL, SGLang's classes (where sglang-env was made) and memcpy; up to 10 minutes
+	@$(PY) tests/bench
+
+bench-quick: setup ## The same with fewer cells, about a minute
+	@$(PY) tests/bench --quick
 
 cluster-up: setup ## Embedded Kubernetes: two nodes, images loaded; prints the kubeconfig's path
 	@$(PY) -m e2e.up
