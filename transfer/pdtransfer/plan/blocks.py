@@ -39,13 +39,20 @@ def blocks(lane: Lane, first_page: int, pages: int, slot_bytes: int, regions: ra
     regions = range(lane.regions) if regions is None else regions
     if pages <= 0 or not regions:
         return
-    width = strip_width(pages, len(regions), per_slot)
+    for region, count, low, wide in _rectangles(len(regions), pages, per_slot):
+        yield Block(lane.number, regions.start + region, count, first_page + low, wide, count * wide * lane.unit)
+
+
+@lru_cache(maxsize=512)
+def _rectangles(regions: int, pages: int, per_slot: int) -> tuple[tuple[int, int, int, int], ...]:
+    """(first region, regions, first page, pages) of each block; kept, since requests repeat in shape."""
+    found = []
+    width = strip_width(pages, regions, per_slot)
     for low in range(0, pages, width):
-        high = min(low + width, pages)
-        together = per_slot // (high - low)
-        for region in range(regions.start, regions.stop, together):
-            count = min(together, regions.stop - region)
-            yield Block(lane.number, region, count, first_page + low, high - low, count * (high - low) * lane.unit)
+        wide = min(width, pages - low)
+        together = per_slot // wide
+        found += [(first, min(together, regions - first), low, wide) for first in range(0, regions, together)]
+    return tuple(found)
 
 
 def block_count(lane: Lane, pages: int, slot_bytes: int) -> int:

@@ -14,6 +14,7 @@ from pdtransfer.contract.base import MemoryKind
 from pdtransfer.contract.layout import RankLayout, Region, RegionKind
 from pdtransfer.errors import LayoutMismatch, StaleRegistration
 
+Key = tuple[int, RegionKind, bool]
 _PER_HEAD = (RegionKind.KEY, RegionKind.VALUE)
 
 
@@ -45,11 +46,11 @@ def choices(layout: RankLayout) -> tuple[MemoryKind | None, ...]:
     return tuple(MemoryKind) if len(set(keys)) < len(keys) else (None,)
 
 
-def chosen_regions(layout: RankLayout, side: str, memory: MemoryKind | None) -> dict[object, Region]:
+def chosen_regions(layout: RankLayout, side: str, memory: MemoryKind | None) -> dict[Key, Region]:
     """Regions by key, one each; `memory` chooses where a layer is registered in both kinds."""
     if not layout.regions:
         raise StaleRegistration(f"the {side} rank registered no KV memory segments")
-    found: dict[object, Region] = {}
+    found: dict[Key, Region] = {}
     for region in layout.regions:
         kind = kind_of(region)
         if region.key not in found:
@@ -86,7 +87,7 @@ def region_pairs(
     if not common:
         raise LayoutMismatch("the two ranks hold no common layer")
     pairs: list[RegionPair] = []
-    for key in ours.keys() | theirs.keys():
+    for key in sorted(ours.keys() | theirs.keys()):  # sorted: the first refusal is always the same one
         region = ours.get(key) or theirs[key]
         if (region.layer, region.draft) not in common:
             continue
