@@ -131,12 +131,14 @@ _FAMILIES = (
     ),
     _gauge("generation", "Agent generation of this rank, 0 for the first"),
     _counter("rotations_total", "Agent generations that were replaced", outcome=("succeeded", "failed")),
+    _histogram("rotation_teardown_seconds", "Destruction of an old agent generation", SECONDS),
     # --- peers
     _gauge("peers", "Peer ranks by the state of their verdict", state=("Probing", "Wired", "Refused", "Unreachable")),
     _gauge("wired_peers", "Wired peer ranks by the transport that their probe found", transport=OPEN),
     _gauge("loading_peers", "Peer ranks that wait to be loaded into the agent"),
     _counter("peer_reloads_total", "Peers removed and loaded again after NIXL lost their connection"),
     _histogram("peer_load_seconds", "Loading of one peer into the agent and its eager connection", SECONDS),
+    _counter("peer_moves_total", "Peers that moved to another agent generation"),
     _counter("probes_total", "Probes of peers, by outcome", outcome=("succeeded", "failed")),
     # --- trouble
     _counter("requests_refused_total", "Requests that were refused at once"),

@@ -31,6 +31,7 @@ from pdtransfer.contract.link import (
     Verdicts,
     sidecar_messages,
 )
+from pdtransfer.contract.metrics import Samples
 from pdtransfer.contract.verdict import Verdict
 from pdtransfer.session.api import Endpoint
 
@@ -194,14 +195,22 @@ class _Session:
         self._verdicts = verdicts
         now, inflight = time.monotonic(), endpoint.inflight
         if now >= self._next_beat or (inflight == 0) != self._idle:
-            metrics = endpoint.metrics if now >= self._next_metrics else None
-            if metrics is not None:
-                self._next_metrics = now + METRICS_EVERY
-            self._send(Heartbeat(inflight=inflight, metrics=metrics))
+            self._send(Heartbeat(inflight=inflight, metrics=self._metrics(now)))
             self._idle = inflight == 0
             self._next_beat = now + HEARTBEAT
         if link.refused is not None and now - self._began > 2 * HEARTBEAT:
             link.refused = None  # taken this time: a refusal comes at once
+
+    def _metrics(self, now: float) -> Samples | None:
+        """The rank's metrics when they are due. That they can't be read must not end the link."""
+        if now < self._next_metrics:
+            return None
+        self._next_metrics = now + METRICS_EVERY
+        try:
+            return self._endpoint.metrics
+        except Exception:
+            log.exception("the rank's metrics can not be read")
+            return None
 
     def _send(self, message: RankMessage) -> None:
         try:
