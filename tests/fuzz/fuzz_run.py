@@ -27,8 +27,9 @@ for folder in (HERE, HERE.parent / "sidecar", HERE.parent / "transfer"):
 
 from fuzz_mutate import Mutator  # noqa: E402
 
-INPUT_SECONDS = 5.0
-"""Longest time one input may take; valid inputs take at most a few milliseconds."""
+INPUT_SECONDS = 2.0
+WAIT_SECONDS = 30.0
+"""Of processor time and of waiting, what one input may take; valid inputs take a few milliseconds."""
 SILENCE = 60.0
 """Seconds without a new input until the child is killed (it hangs where no signal reaches)."""
 GROWTH = 256 << 20
@@ -40,7 +41,7 @@ KEEP = 300
 
 
 class TooSlow(Exception):
-    """One input took longer than INPUT_SECONDS."""
+    """One input took longer than it may."""
 
 
 def rss() -> int:
@@ -50,10 +51,12 @@ def rss() -> int:
 def fuzz(run: Any, corpus: tuple[bytes, ...], seconds: float, seed: int, current: Path, most: int = 1 << 60) -> dict:
     """Runs until the time is up, `most` inputs ran, or 10 findings; returns counts and findings."""
 
-    def alarm(*_: object) -> None:
-        raise TooSlow(f"over {INPUT_SECONDS} s")
+    def alarm(number: int, _: object) -> None:
+        limit = f"{INPUT_SECONDS} s of processor time" if number == signal.SIGPROF else f"{WAIT_SECONDS} s"
+        raise TooSlow(f"over {limit}")
 
     signal.signal(signal.SIGALRM, alarm)
+    signal.signal(signal.SIGPROF, alarm)
     mutator = Mutator(corpus, seed)
     seen: dict[str, int] = {}
     findings: list[dict[str, str]] = []
@@ -64,8 +67,9 @@ def fuzz(run: Any, corpus: tuple[bytes, ...], seconds: float, seed: int, current
     while time.monotonic() < end and count < most and len(findings) < 10:
         data = pending.pop() if pending else mutator.next()
         os.pwrite(fd, len(data).to_bytes(8, "big") + data, 0)
-        signal.setitimer(signal.ITIMER_REAL, INPUT_SECONDS)
-        began = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, INPUT_SECONDS)
+        began = time.thread_time()
         try:
             word = run(data)
         except BaseException as error:
@@ -76,7 +80,8 @@ def fuzz(run: Any, corpus: tuple[bytes, ...], seconds: float, seed: int, current
             word = f"FINDING {type(error).__name__}"
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        slowest = max(slowest, time.monotonic() - began)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        slowest = max(slowest, time.thread_time() - began)
         count += 1
         if word not in seen and kept < KEEP and len(data) < 1 << 18:
             mutator.corpus.append(data)

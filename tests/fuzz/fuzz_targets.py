@@ -221,12 +221,15 @@ def rank_lines(data: bytes) -> str:
 def link_lines(data: bytes) -> str:
     """Lines of a sidecar as a rank's link takes them."""
     endpoint = FakeEndpoint(card(0))
-    session = rank_link._Session(rank_link.RankLink("/nowhere", endpoint, 1), None, None)  # type: ignore[arg-type]
-    for line in data.split(b"\n")[:50]:
-        try:
+    link = rank_link.RankLink("/nowhere", endpoint, 1)
+    try:
+        session = rank_link._Session(link, None, None)  # type: ignore[arg-type]
+        for line in data.split(b"\n")[:50]:
             session._handle(line)
-        except rank_link._Ended as ended:
-            return "ended " + str(ended)[:20]
+    except rank_link._Ended as ended:
+        return "ended " + str(ended)[:20]
+    finally:
+        link.stop()
     return f"{len(endpoint.applied)} {len(endpoint.probes)} {endpoint.drained}"
 
 

@@ -70,15 +70,16 @@ def test_a_wrong_exception_is_a_finding_with_its_input(tmp_path):
         careless(data)
 
 
-def test_a_hang_is_a_finding(tmp_path, monkeypatch):
-    monkeypatch.setattr(fuzz_run, "INPUT_SECONDS", 0.2)
+@pytest.mark.parametrize("how", ["waits", "computes"])
+def test_a_hang_is_a_finding(tmp_path, monkeypatch, how):
+    monkeypatch.setattr(fuzz_run, "WAIT_SECONDS" if how == "waits" else "INPUT_SECONDS", 0.2)
 
-    def waits(data: bytes) -> str:
+    def hangs(data: bytes) -> str:
         while b"\xff" in data:
-            time.sleep(0.01)
+            time.sleep(0.01 if how == "waits" else 0)
         return "ok"
 
-    found = fuzz_run.fuzz(waits, (b"abc\xff",), 5.0, 1, tmp_path / "input", most=1)
+    found = fuzz_run.fuzz(hangs, (b"abc\xff",), 20.0, 1, tmp_path / "input", most=1)
     assert "TooSlow" in found["findings"][0]["error"]
 
 

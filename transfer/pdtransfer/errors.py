@@ -47,6 +47,12 @@ class TransferError(Exception):
         return f"{self.reason}: {self.message}" + (f" ({tail})" if tail else "")
 
 
+class BadInput(TransferError, ValueError):
+    """An argument of the engine's call makes no sense; the message begins with its name. Nothing was begun."""
+
+    reason = "BadInput"
+
+
 class PeerNotRostered(TransferError):
     """The request names a peer that no roster wires to this rank."""
 
@@ -105,6 +111,12 @@ class Draining(TransferError):
     """This rank takes no new transfers."""
 
     reason = "Draining"
+
+
+class QuarantineOverflow(TransferError):
+    """More memory waits for writers that can not be fenced than may: only this process' end fences them."""
+
+    reason = "QuarantineOverflow"
 
 
 class AgentError(TransferError):

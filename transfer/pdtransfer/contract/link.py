@@ -17,13 +17,16 @@ from pdtransfer.contract.base import ContractModel
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.verdict import Verdict
 
+MAX_RANKS = 4096
+"""Ranks of one pod: far more than any has devices, few enough to be listed one by one."""
+
 
 class Hello(ContractModel):
     """First line of a rank. A Hello with a new incarnation takes the place of all older ones."""
 
     type: Literal["hello"] = "hello"
     card: RankCard
-    expected_ranks: int = Field(gt=0)
+    expected_ranks: int = Field(gt=0, le=MAX_RANKS)
 
 
 class Heartbeat(ContractModel):
