@@ -1,0 +1,198 @@
+"""Pack rows of the KV pool into a slot, and scatter a slot into rows of the pool: torch on the memory's own device.
+
+Both are one pass over the bytes: each byte is read once and written once. Memory is viewed where it
+lies, by address; rows as the widest element that fits (16 bytes: `index_copy_` works element by element,
+and is 4 times as fast as on single bytes). On the host a call is done when it returns and starts no threads
+of torch's; on a GPU it is queued on a stream of low priority, and its fence tells when it is done.
+
+Measured per thread on 1 KiB rows of random 16-token pages into 2 MiB slots (2 cores, shared; small /
+huge pages, GB/s): index_select 4.8 / 6.1, index_copy_ 5.2 / 6.4; numpy's take 5.2 / 6.9 and put 5.3 / 6.6
+are within 15 %, so there is one implementation for every device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pdtransfer.contract.base import MemoryKind
+from pdtransfer.errors import TransferError
+from pdtransfer.plan.rows import RowCopy, RowGroup
+from pdtransfer.staging.arena import Arena
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SERIAL = 1 << 15
+"""Elements of one call: torch shares larger ones out to threads (its GRAIN_SIZE), which gains nothing
+here and takes cores from the engine; torch's own setting would hold for the whole process."""
+VIEWS = 4096
+"""Pool views kept; one serves every request of a pair."""
+
+WARM_DEADLINE = 60.0
+"""Seconds; a GPU's context and kernels are loaded in it."""
+
+
+class Fence(Protocol):
+    """When the bytes of a copy are in place."""
+
+    def done(self) -> bool:
+        """Never blocks; raises TransferError when the device failed."""
+
+
+class _Done:
+    def done(self) -> bool:
+        return True
+
+
+DONE: Fence = _Done()
+
+
+class _Event:
+    """A CUDA event, and what must live until it is reached."""
+
+    def __init__(self, event: Any, keep: object) -> None:
+        self._event = event
+        self._keep = keep
+
+    def done(self) -> bool:
+        try:
+            return bool(self._event.query())
+        except RuntimeError as error:
+            raise TransferError(f"the device failed while it copied: {error}") from error
+
+
+class Copier:
+    """Copies between one arena and pool memory of the same kind and device. One thread uses it."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._views: dict[tuple[RowGroup, int], Tensor] = {}
+
+    def warm(self) -> None:
+        """Pay now for what the first copy would: the import, kernels, the stream. Raises TransferError
+        when torch or the device can not be used. The arena must not be in use yet."""
+        try:
+            first = self._arena.slot_bytes // 2 // 16  # the second half of slot 0 into the first half
+            if not first:
+                return
+            group = RowGroup(self._arena.address, self._arena.device, 16, 2 * first)
+            copy = RowCopy(group, np.arange(first, 2 * first, dtype=np.int64), 0, first)
+            until = time.monotonic() + WARM_DEADLINE
+            for fence in (self.pack([copy], 0), self.scatter(0, [copy])):
+                while not fence.done():
+                    if time.monotonic() > until:
+                        raise TransferError(f"a first copy took over {WARM_DEADLINE:.0f} s")
+                    time.sleep(0.001)
+        except (ImportError, RuntimeError) as error:
+            raise TransferError(f"{self._arena.kind} can not be staged: {error}") from error
+
+    def pack(self, copies: Sequence[RowCopy], slot: int) -> Fence:
+        """Copy rows of the pool into a slot. The rows' bytes must be there (their ready event is set), and
+        the slot must not be read or written by anyone else before the fence is done."""
+        return self._run(copies, slot, self._pack)
+
+    def scatter(self, slot: int, copies: Sequence[RowCopy]) -> Fence:
+        """Copy a slot into rows of the pool. No row may be named twice."""
+        return self._run(copies, slot, self._scatter)
+
+    def read(self, slot: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """The first bytes of a slot on the host (where it lies, if that is there). Waits for a device."""
+        start = slot * self._arena.slot_bytes
+        found: npt.NDArray[np.uint8] = self._slots[start : start + nbytes].cpu().numpy()
+        return found
+
+    def _pack(self, rows: Tensor, indices: Tensor, slot: Tensor) -> None:
+        self._torch.index_select(rows, 0, indices, out=slot)
+
+    def _scatter(self, rows: Tensor, indices: Tensor, slot: Tensor) -> None:
+        rows.index_copy_(0, indices, slot)
+
+    def _run(self, copies: Sequence[RowCopy], slot: int, call: Callable[[Tensor, Tensor, Tensor], None]) -> Fence:
+        if self._arena.kind is MemoryKind.DRAM:
+            for copy in copies:
+                rows, mine = self._matrices(copy, slot)
+                indices = self._torch.from_numpy(copy.indices)
+                step = max(1, SERIAL // max(1, rows.shape[1]))
+                for start in range(0, copy.count, step):
+                    call(rows, indices[start : start + step], mine[start : start + step])
+            return DONE
+        cuda, device = self._torch.cuda, f"cuda:{self._arena.device}"
+        try:
+            with cuda.stream(self._stream):
+                kept = []
+                for copy in copies:
+                    indices = self._torch.from_numpy(copy.indices).to(device, non_blocking=True)
+                    kept.append((copy, indices))
+                    rows, mine = self._matrices(copy, slot)
+                    call(rows, indices, mine)
+                event = cuda.Event()
+                event.record()
+        except RuntimeError as error:
+            raise TransferError(f"the device refused a copy: {error}") from error
+        return _Event(event, kept)
+
+    def _matrices(self, copy: RowCopy, slot: int) -> tuple[Tensor, Tensor]:
+        """The pool's rows and the slot's, both as (rows, elements) of the same element type."""
+        row, arena = copy.group.row_bytes, self._arena
+        start, nbytes = slot * arena.slot_bytes + copy.first * row, copy.count * row
+        if not 0 <= slot < arena.slots or copy.first * row + nbytes > arena.slot_bytes:
+            raise ValueError(f"rows {copy.first}+{copy.count} of {row} bytes are not within slot {slot}")
+        width = math.gcd(16, copy.group.address, row, start)
+        rows = self._views.get((copy.group, width))
+        if rows is None:
+            if len(self._views) >= VIEWS:
+                self._views.clear()
+            flat = self._bytes_at(copy.group.address, copy.group.rows * row)
+            rows = flat.view(self._elements[width]).view(copy.group.rows, -1)
+            self._views[copy.group, width] = rows
+        mine = self._slots[start : start + nbytes].view(self._elements[width]).view(copy.count, -1)
+        return rows, mine
+
+    def _bytes_at(self, address: int, nbytes: int) -> Tensor:
+        if self._arena.kind is MemoryKind.DRAM:
+            memory = (ctypes.c_uint8 * nbytes).from_address(address)
+            found: Tensor = self._torch.frombuffer(memory, dtype=self._torch.uint8)
+        else:
+            found = self._torch.as_tensor(_DeviceMemory(address, nbytes), device=f"cuda:{self._arena.device}")
+        return found
+
+    @cached_property
+    def _torch(self) -> Any:
+        import torch  # takes seconds, and only a rank that stages needs it
+
+        return torch
+
+    @cached_property
+    def _elements(self) -> dict[int, Any]:
+        """By bytes: types whose values torch copies bit by bit."""
+        torch = self._torch
+        return {16: torch.complex128, 8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+    @cached_property
+    def _slots(self) -> Tensor:
+        return self._bytes_at(self._arena.address, self._arena.nbytes)
+
+    @cached_property
+    def _stream(self) -> Any:
+        return self._torch.cuda.Stream(self._arena.device, priority=0)  # 0 is CUDA's lowest
+
+
+class _DeviceMemory:
+    """Device memory by address, as torch takes it without a copy."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
