@@ -12,7 +12,7 @@ from pdtransfer.contract.base import MemoryKind
 from pdtransfer.contract.layout import HeadSlice, RankCoordinates, RankLayout, Region, RegionKind
 from pdtransfer.plan import PairPlan, pair_plan
 from pdtransfer.plan.cost import (
-    COPY,
+    HOST_COPY,
     WIRE,
     CopyRates,
     Load,
@@ -26,8 +26,9 @@ from pdtransfer.plan.cost import (
 )
 
 MIB = 1 << 20
-FITTED = Rates(CopyRates(6.8e9, 45e-9, 105e-9), CopyRates(5.8e9, 45e-9, 105e-9))
+FITTED = Rates(HOST_COPY, HOST_COPY)
 """Constants of the study: pack at 6.8 GB/s and 45 ns a row, scatter at 5.8 GB/s and 105 ns."""
+assert CopyRates(6.8e9, 5.8e9, 45e-9, 105e-9) == HOST_COPY
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def test_a_small_request_is_staged_too() -> None:
 def test_predictions_equal_seconds_computed_by_hand() -> None:
     """1 MB in 1000 slices of 1000 bytes, 100 pages, 2 blocks; round rates: 1 GB/s copies, 1 us a packed row,
     2 us a scattered one; 10 us and 1 ns/B at the source, 5 us and 0.5 ns/B at the destination; 50 us a block."""
-    copies = CopyRates(1e9, 1e-6, 2e-6)
+    copies = CopyRates(1e9, 1e9, 1e-6, 2e-6)
     rates = Rates(copies, copies, replace(WIRE["tcp"], source_piece=10e-6, source_byte=1e-9), chunk=50e-6)
     rates = replace(rates, wire=replace(rates.wire, destination_piece=5e-6, destination_byte=0.5e-9))
     load = Load(1_000_000, 1000, 100, 2)
@@ -148,7 +149,7 @@ def test_predictions_equal_seconds_computed_by_hand() -> None:
 
 def test_copies_of_a_gpu_and_bytes_of_a_nic_take_no_core() -> None:
     load = Load(1_000_000, 1000, 100, 2)
-    off = CopyRates(1e9, 0.0, 0.0, on_cores=False)
+    off = CopyRates(1e9, 1e9, 0.0, 0.0, on_cores=False)
     rates = Rates(off, off, WIRE["rdma"], chunk=0.0)
     # Source: 2 posts of 0.5 us; bytes 40 us and pack 1 ms off the cores. 64 pairs on one core stay below it.
     crowded = Setting(pairs=64, cores=1, same_host=True)
@@ -220,7 +221,7 @@ def test_where_a_row_is_written_in_place_anyway_there_is_no_such_preference() ->
         seconds = {s: predict(s, load, Setting(cores=2), rates) for s in ("sliced", "merge")}
         # A scatter of this rate makes merge 5 % slower than sliced.
         bandwidth = load.nbytes / (1.05 * seconds["sliced"] - load.blocks * rates.chunk)
-        tied = replace(rates, destination=CopyRates(bandwidth, 0.0, 0.0))
+        tied = replace(rates, destination=CopyRates(bandwidth, bandwidth, 0.0, 0.0))
         found = choose(merging, load, Setting(cores=2), tied, destination_slot=2 * MIB)
         assert found.seconds["merge"] == pytest.approx(1.05 * found.seconds["sliced"], rel=1e-3)
         chosen[common] = found.strategy
@@ -235,4 +236,4 @@ def test_measured_rates_replace_the_defaults_of_their_transport(piece: float, by
     tcp = with_wire(Rates(), "tcp", piece, byte).wire
     assert (tcp.destination_piece, tcp.destination_byte) == (piece, byte)
     assert not with_wire(Rates(), "rdma", piece, byte).wire.on_cores
-    assert with_wire(Rates(), "tcp", piece, byte).source == COPY
+    assert with_wire(Rates(), "tcp", piece, byte).source == HOST_COPY

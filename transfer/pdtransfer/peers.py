@@ -18,6 +18,7 @@ from pdtransfer.contract.pairing import meet
 from pdtransfer.contract.verdict import Verdict, VerdictState
 from pdtransfer.errors import LayoutMismatch
 from pdtransfer.plan import check_pair
+from pdtransfer.plan.cost import Rates
 
 PeerKey = tuple[str, int]
 """(pod UID, rank): the place; who is there now is its incarnation."""
@@ -162,6 +163,8 @@ class Peer:
     """The agent lost its connection to it: remove, add and connect again once nothing flies."""
     probing: bool = False
     probed_at: float = 0.0
+    rates: Rates | None = None
+    """Of the wire to it and of copies at both ends, from its last good probe."""
     known_at: float = field(default_factory=time.monotonic)
     since: float = field(default_factory=time.monotonic)
 

@@ -7,7 +7,7 @@ Per pair of ranks, with b bytes, N pieces, thread seconds of each side are
     split    N = pages       src = N cs + b ws + pack    dst = N cd + b wd
     staged   N = blocks      src = N cs + b ws + pack    dst = N cd + b wd + scatter
 
-    pack = b / m + rows * p      scatter = b / m + rows * s      + `chunk` per block and side that handles it
+    pack = b / m + slices * p    scatter = b / m' + slices * s   + `chunk` per block and side that handles it
 
 and the predicted time is the largest of: the source's seconds times the decode ranks it serves, the
 destination's times the prefill ranks it takes from, the seconds of all pairs on one host divided by its
@@ -37,10 +37,11 @@ SLOTS_A_LEG = 4
 
 @dataclass(frozen=True)
 class CopyRates:
-    """Copies in a rank's own memory: bytes/s of a long copy, seconds more for each row packed or
-    scattered. `on_cores`: the copies take CPU time (not on a GPU's own memory)."""
+    """Copies in a rank's own memory: bytes/s of packing and scattering long rows, and the seconds that
+    each row costs besides its bytes. `on_cores`: they take CPU time (copies in a GPU's memory do not)."""
 
-    bandwidth: float
+    pack: float
+    scatter: float
     pack_row: float
     scatter_row: float
     on_cores: bool = True
@@ -58,8 +59,10 @@ class WireRates:
     on_cores: bool = True
 
 
-COPY = CopyRates(6.3e9, 45e-9, 105e-9)
-"""Fitted in the transfer study; what a failed calibration falls back to."""
+HOST_COPY = CopyRates(6.8e9, 5.8e9, 45e-9, 105e-9)
+"""Fitted in the transfer study; what a failed calibration of host memory falls back to."""
+DEVICE_COPY = CopyRates(400e9, 400e9, 0.0, 0.0, on_cores=False)
+"""For a GPU's memory; an assumption, not measured."""
 WIRE: Mapping[Transport, WireRates] = MappingProxyType(
     {
         "shared": WireRates(1.6e-6, 0.245e-9, 0.0, 0.0),
@@ -74,8 +77,8 @@ WIRE: Mapping[Transport, WireRates] = MappingProxyType(
 class Rates:
     """What one pair of ranks was calibrated to."""
 
-    source: CopyRates = COPY
-    destination: CopyRates = COPY
+    source: CopyRates = HOST_COPY
+    destination: CopyRates = HOST_COPY
     wire: WireRates = WIRE["shared"]
     chunk: float = 35e-6
     """Seconds a side spends on each block besides its bytes."""
@@ -136,8 +139,8 @@ def predict(strategy: Strategy, load: Load, setting: Setting, rates: Rates) -> f
     wire, b = rates.wire, load.nbytes
     pieces = {"sliced": load.slices, "staged": load.blocks}.get(strategy, load.pages)
     packs, scatters = strategy in ("staged", "split"), strategy in ("staged", "merge")
-    pack = b / rates.source.bandwidth + load.slices * rates.source.pack_row if packs else 0.0
-    scatter = b / rates.destination.bandwidth + load.slices * rates.destination.scatter_row if scatters else 0.0
+    pack = b / rates.source.pack + load.slices * rates.source.pack_row if packs else 0.0
+    scatter = b / rates.destination.scatter + load.slices * rates.destination.scatter_row if scatters else 0.0
     chunks = load.blocks * rates.chunk
     sent = pieces * wire.source_piece + b * wire.source_byte
     taken = pieces * wire.destination_piece + b * wire.destination_byte

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pdtransfer.agent.hca import Hca, Lane, counted_bytes, lane
-from pdtransfer.contract.base import MemoryKind
+from pdtransfer.contract.base import MemoryKind, Role
 from pdtransfer.contract.card import RankCard
 from pdtransfer.errors import ChecksumMismatch, DeadlineExceeded, PeerUnreachable, TransferError
-from pdtransfer.mover.executor import Batch, Job
 from pdtransfer.peers import Peer, real_kind
+from pdtransfer.plan.cost import CopyRates, Rates
+from pdtransfer.session.calibrate import rates_between, transport_of, wire_rates
 from pdtransfer.session.core import Core
 from pdtransfer.session.frames import (
     ProbeCheck,
@@ -35,6 +34,7 @@ from pdtransfer.session.frames import (
 )
 from pdtransfer.session.lender import SAMPLE_BYTES, Lender, digest
 from pdtransfer.session.scratch import BLOCK, Scratch
+from pdtransfer.session.scratch_moves import ScratchMoves, Timed, one_piece
 
 SAMPLE_REGIONS = 8
 SAMPLES = 2 * SAMPLE_REGIONS
@@ -60,15 +60,18 @@ def choose_samples(card: RankCard) -> tuple[Sample, ...]:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What was moved and proven."""
+    """What was moved and proven: samples that were READ, and one block that was written (its repeats are
+    not counted here)."""
 
     nbytes: int
     seconds: float
     rate: float
-    """Bytes per second of the one large WRITE; the small READs before it measure latency."""
+    """Bytes per second of the fastest large WRITE; the small READs before it measure latency."""
     stable_samples: int
     samples: int
     lane: Lane
+    rates: Rates
+    """For the cost rule."""
 
 
 class Prober:
@@ -79,27 +82,28 @@ class Prober:
         self._card = card
         self._hcas = hcas
         self.scratch = Scratch()
+        self.copies: Mapping[MemoryKind, CopyRates] = {}
+        """This rank's copy rates, by the memory kind they are really in."""
         self._lender = Lender(core, self.scratch, card)
         self._answers: dict[tuple[Peer, int], asyncio.Future[Any]] = {}
         self._turn = asyncio.Semaphore(CONCURRENT)
         self._seq = 0
-        self._active: set[int] = set()
-        """Own slots with a transfer in flight."""
-        self._abandoned: set[int] = set()
-        """Those whose probe has ended."""
+        self._moves = ScratchMoves(core, self.scratch)
 
     # --- this side asks ---------------------------------------------------------------------
 
     async def probe(self, peer: Peer) -> ProbeResult:
-        """Raises TransferError when bytes do not move or do not match."""
+        """Raises TransferError when bytes do not move or do not match. Leaves the rates with the peer."""
         async with self._turn:
             self._core.hot(1)
             try:
-                return await asyncio.wait_for(self._probe(peer), self._core.timeouts.probe)
+                result = await asyncio.wait_for(self._probe(peer), self._core.timeouts.probe)
             except TimeoutError:
                 raise DeadlineExceeded("the probe did not finish in time", peer=peer.label) from None
             finally:
                 self._core.hot(-1)
+            peer.rates = result.rates
+            return result
 
     async def _probe(self, peer: Peer) -> ProbeResult:
         samples = choose_samples(peer.card)
@@ -127,7 +131,8 @@ class Prober:
                     region = peer.card.layout.regions[samples[i].region]
                     at = region.address + samples[i].page * region.item_bytes
                     kind = real_kind(peer.card, region.memory or MemoryKind.DRAM)
-                    seconds += await self._move(peer, "READ", mine, at, samples[i].nbytes, kind, region.device)
+                    here, there = one_piece(mine, samples[i].nbytes), one_piece(at, samples[i].nbytes, region.device)
+                    seconds += await self._moves.move(peer, "READ", here, there, kind)
                     moved += samples[i].nbytes
                     got[i] = digest(self.scratch.read(mine, samples[i].nbytes))
                 after = (await self._ask(peer, ProbeHash(seq=seq), seq, ProbeDigests)).digests
@@ -144,69 +149,35 @@ class Prober:
             size = min(BLOCK, grant.nbytes)
             block = os.urandom(size)
             self.scratch.write(mine, block)
-            wrote = await self._move(peer, "WRITE", mine, grant.address, size, MemoryKind.DRAM, 0)
-            seconds += wrote
+            timed = await self._moves.write(peer, mine, grant.address, size)
             checked = await self._ask(peer, ProbeCheck(seq=seq), seq, ProbeChecked)
             if checked.digest != digest(block):
                 raise ChecksumMismatch("a WRITE to scratch arrived changed", peer=peer.label)
             settled = True
-            moved += size
             same_host = _host(peer.card.control) == _host(self._card().control)
-            taken = lane(self._hcas, counted, counted_bytes(self._hcas), moved, same_host=same_host)
-            return ProbeResult(moved, seconds, size / max(wrote, 1e-9), len(stable), len(samples), taken)
+            sent = moved + timed.nbytes
+            taken = lane(self._hcas, counted, counted_bytes(self._hcas), sent, same_host=same_host)
+            return ProbeResult(
+                moved + size,
+                seconds + timed.long,
+                size / max(timed.long, 1e-9),
+                len(stable),
+                len(samples),
+                taken,
+                self._rates(peer.card, taken, timed),
+            )
         finally:
             if mine is not None:
-                if mine in self._active:
-                    self._abandoned.add(mine)
-                else:
-                    self.scratch.give(mine)
-                    settled = True
+                settled |= self._moves.leave(mine)
             if peer.channel is not None:
                 peer.channel.send(ProbeClose(seq=seq, settled=settled))
 
-    async def _move(
-        self, peer: Peer, operation: str, local: int, remote: int, size: int, kind: MemoryKind, device: int
-    ) -> float:
-        """Seconds one transfer took."""
-        ended = asyncio.Event()
-        self._active.add(local)
-
-        def over(job: Job) -> None:
-            if job.settled:
-                self._active.discard(local)
-                if local in self._abandoned:
-                    self._abandoned.discard(local)
-                    self.scratch.give(local)
-            ended.set()
-
-        job = Job(
-            f"probe of {peer.label}",
-            peer.card.agent_name,
-            time.monotonic() + self._core.timeouts.probe,
-            on_finish=over,
-            on_drained=over,
-            operation="READ" if operation == "READ" else "WRITE",
-        )
-        batch = Batch(
-            np.array([[local, size, 0]], dtype=np.uint64),
-            MemoryKind.DRAM,
-            np.array([[remote, size, device]], dtype=np.uint64),
-            kind,
-            size,
-        )
-        began = time.monotonic()
-        self._core.mover.start(job)
-        self._core.mover.add(job, iter((batch,)))
-        self._core.mover.close(job)
-        self._core.wake()
-        try:
-            await ended.wait()
-        finally:
-            if not ended.is_set():
-                self._core.mover.fail(job, DeadlineExceeded("the probe was given up"))
-        if job.error is not None:
-            raise job.error
-        return time.monotonic() - began
+    def _rates(self, theirs: RankCard, taken: Lane, timed: Timed) -> Rates:
+        mine: RankCard = self._card()
+        prefill, decode = (mine, theirs) if mine.role is Role.PREFILL else (theirs, mine)
+        rates = rates_between(self.copies, prefill, decode)
+        transport = transport_of(taken.transport, mine, theirs)
+        return wire_rates(rates, transport, timed.one, timed.short, timed.long, timed.size)
 
     async def _ask(self, peer: Peer, frame: Any, seq: int, kind: type[Any]) -> Any:
         if peer.channel is None:

@@ -1,0 +1,190 @@
+"""Rates for the cost rule, measured at start: this rank's copies, and the wire to a peer.
+
+A rate that can't be measured, or that no machine has, is replaced by the documented default: a bad
+calibration costs speed, never a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from pdtransfer.agent.port import Descriptors
+from pdtransfer.contract.base import MemoryKind
+from pdtransfer.contract.card import RankCard, StagingArena
+from pdtransfer.errors import TransferError
+from pdtransfer.peers import real_kind
+from pdtransfer.plan import RowCopy, RowGroup
+from pdtransfer.plan.cost import DEVICE_COPY, HOST_COPY, WIRE, CopyRates, Rates, Transport, with_wire
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_COPY: Mapping[MemoryKind, CopyRates] = {MemoryKind.DRAM: HOST_COPY, MemoryKind.VRAM: DEVICE_COPY}
+SHORT_ROW = 1 << 10
+LONG_ROW = 64 << 10
+PASS_BYTES = 1 << 20
+"""Copied in each timed pass."""
+PASSES = 5
+DEADLINE = 2.0
+"""Seconds for all passes of one memory kind."""
+PIECES = 256
+PIECE = 1 << 10
+"""Short pieces of one timed write to a peer, and bytes of each."""
+
+_COPY_RATE = (1e8, 1e14)
+_ROW_SECONDS = (0.0, 1e-5)
+_PIECE_SECONDS = (1e-9, 1e-3)
+_BYTE_SECONDS = (1e-13, 1e-6)
+"""What is believed; anything else is odd."""
+
+
+def believed(value: float, bounds: tuple[float, float], default: float) -> float:
+    """The value within its bounds (not a NaN), else the default."""
+    return value if bounds[0] <= value <= bounds[1] else default
+
+
+# --- this rank's copies -------------------------------------------------------------------------
+
+
+class Fence(Protocol):
+    """A copy that goes on."""
+
+    def done(self) -> bool: ...
+
+
+class Copies(Protocol):
+    """Who packs and scatters."""
+
+    def pack(self, rows: Sequence[RowCopy], kind: MemoryKind, slot: int) -> Fence: ...
+    def scatter(self, kind: MemoryKind, slot: int, rows: Sequence[RowCopy]) -> Fence: ...
+
+
+def copy_rates(
+    copies: Copies, arenas: Iterable[StagingArena], clock: Callable[[], float] = time.perf_counter
+) -> dict[MemoryKind, CopyRates]:
+    """Pack and scatter rates of each memory kind that has an arena; a few milliseconds each.
+
+    Slot 0 is the slot and the other slots stand for the pool, so the arenas must be idle; nothing else is
+    touched. They are written over once, which also makes their pages present before the first request."""
+    found = {}
+    for arena in arenas:
+        try:
+            found[arena.memory] = _CopyBench(copies, arena, clock).rates()
+        except Exception as error:  # whatever a copy raises, requests can do without its rate
+            logger.warning("copies in %s can not be calibrated, the defaults hold: %r", arena.memory, error)
+            found[arena.memory] = DEFAULT_COPY[arena.memory]
+    return found
+
+
+@dataclass
+class _CopyBench:
+    copies: Copies
+    arena: StagingArena
+    clock: Callable[[], float]
+
+    def rates(self) -> CopyRates:
+        default = DEFAULT_COPY[self.arena.memory]
+        self.pool = (self.arena.slots - 1) * self.arena.slot_bytes // LONG_ROW * LONG_ROW
+        self.size = min(PASS_BYTES, self.arena.slot_bytes, self.pool) // LONG_ROW * LONG_ROW
+        if not self.size:
+            return default
+        self.until = self.clock() + DEADLINE
+        for low in range(0, self.pool, self.size):
+            self.scatter(LONG_ROW, np.arange(low // LONG_ROW, min(low + self.size, self.pool) // LONG_ROW))
+        rng = np.random.default_rng(0)
+        times: dict[tuple[str, int], list[float]] = {}
+        for _ in range(PASSES):
+            for row in (SHORT_ROW, LONG_ROW):
+                for name, copy in (("pack", self.pack), ("scatter", self.scatter)):
+                    at = rng.permutation(self.pool // row)[: self.size // row]
+                    times.setdefault((name, row), []).append(copy(row, at))
+        middle = {key: statistics.median(found) for key, found in times.items()}
+        pack, pack_row = self.split(middle["pack", SHORT_ROW], middle["pack", LONG_ROW])
+        scatter, scatter_row = self.split(middle["scatter", SHORT_ROW], middle["scatter", LONG_ROW])
+        return CopyRates(
+            believed(pack, _COPY_RATE, default.pack),
+            believed(scatter, _COPY_RATE, default.scatter),
+            believed(pack_row, _ROW_SECONDS, default.pack_row),
+            believed(scatter_row, _ROW_SECONDS, default.scatter_row),
+            default.on_cores,
+        )
+
+    def split(self, short: float, long: float) -> tuple[float, float]:
+        """Bytes/s of long rows and seconds a row, from the seconds of `size` bytes in short and in long rows."""
+        rows = self.size // SHORT_ROW - self.size // LONG_ROW
+        return self.size / max(long, 1e-9), max(0.0, short - long) / rows
+
+    def pack(self, row: int, at: np.ndarray) -> float:
+        return self.seconds(lambda: self.copies.pack(self.rows(row, at), self.arena.memory, 0))
+
+    def scatter(self, row: int, at: np.ndarray) -> float:
+        return self.seconds(lambda: self.copies.scatter(self.arena.memory, 0, self.rows(row, at)))
+
+    def rows(self, row: int, at: np.ndarray) -> list[RowCopy]:
+        start = self.arena.address + self.arena.slot_bytes
+        group = RowGroup(start, self.arena.device, row, self.pool // row)
+        return [RowCopy(group, at.astype(np.int64), 0, len(at))]
+
+    def seconds(self, start: Callable[[], Fence]) -> float:
+        began = self.clock()
+        fence = start()
+        while not fence.done():
+            if self.clock() > self.until:
+                raise TransferError(f"a copy of {self.size} bytes did not end")
+        return self.clock() - began
+
+
+# --- the wire to a peer -------------------------------------------------------------------------
+
+
+def short_pieces(address: int) -> Descriptors:
+    """(PIECES, 3): pieces with gaps between them, in host memory from `address` on; nothing is merged."""
+    found = np.zeros((PIECES, 3), dtype=np.uint64)
+    found[:, 0] = address + 2 * PIECE * np.arange(PIECES)
+    found[:, 1] = PIECE
+    return found
+
+
+def transport_of(lane: str, mine: RankCard, theirs: RankCard) -> Transport:
+    """What the bytes take, for the cost rule: a probe's lane, and whether both ranks may share memory
+    (same address, and neither's UCX_TLS rules it out)."""
+    if lane == "RDMA":
+        return "rdma"
+    same_host = mine.control.rpartition(":")[0] == theirs.control.rpartition(":")[0]
+    return "shared" if same_host and all(_shares(c.transports) for c in (mine, theirs)) else "tcp"
+
+
+_SHARED = frozenset({"all", "sm", "shm", "posix", "sysv", "cma", "xpmem", "knem", "mm"})
+
+
+def _shares(transports: tuple[str, ...]) -> bool:
+    """UCX_TLS lets processes of one machine share memory: unset, one of the names, or none ruled out by ^."""
+    names = {t.strip().lstrip("^\\") for t in transports}
+    excluded = bool(transports) and transports[0].startswith("^")
+    return not names & _SHARED if excluded else not names or bool(names & _SHARED)
+
+
+def wire_rates(rates: Rates, transport: Transport, one: float, short: float, long: float, nbytes: int) -> Rates:
+    """`rates` with the wire of a peer, from the seconds of three writes: one piece of PIECE bytes, PIECES of
+    them, and one piece of `nbytes`. What is odd keeps the transport's default."""
+    default = WIRE[transport]
+    byte = believed((long - one) / max(1, nbytes - PIECE), _BYTE_SECONDS, default.source_byte)
+    piece = believed((short - one) / (PIECES - 1) - PIECE * byte, _PIECE_SECONDS, default.source_piece)
+    return with_wire(rates, transport, piece, byte)
+
+
+def rates_between(copies: Mapping[MemoryKind, CopyRates], prefill: RankCard, decode: RankCard) -> Rates:
+    """Copy rates of both ends: this rank's own where it measured that memory kind (engines of a PDCluster run
+    on like machines), else the default; of a pool in both kinds, the slower one's."""
+
+    def of(card: RankCard, rate: Callable[[CopyRates], float]) -> CopyRates:
+        kinds = {real_kind(card, kind) for kind in card.layout.memory_kinds} or {MemoryKind.DRAM}
+        return min((copies.get(kind, DEFAULT_COPY[kind]) for kind in kinds), key=rate)
+
+    return Rates(of(prefill, lambda c: c.pack), of(decode, lambda c: c.scatter))

@@ -1,0 +1,124 @@
+"""Transfers between a slot of scratch and a peer, timed. A slot with a transfer in flight stays out of use."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from pdtransfer.agent.port import Descriptors, Operation
+from pdtransfer.contract.base import MemoryKind
+from pdtransfer.errors import DeadlineExceeded
+from pdtransfer.mover.executor import Batch, Job
+from pdtransfer.peers import Peer
+from pdtransfer.session.calibrate import PIECE, PIECES, short_pieces
+from pdtransfer.session.core import Core
+from pdtransfer.session.scratch import Scratch
+
+REPEATS = 3
+"""Timed WRITEs of each shape; the fastest counts, since other work only makes them slower."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Fastest of several WRITEs: seconds of one short piece, of PIECES short ones (NaN: not tried) and of
+    one piece of `size` bytes; bytes of all of them together."""
+
+    one: float
+    short: float
+    long: float
+    size: int
+    nbytes: int
+
+
+class ScratchMoves:
+    """Runs in the core's thread."""
+
+    def __init__(self, core: Core, scratch: Scratch) -> None:
+        self._core = core
+        self._scratch = scratch
+        self._active: set[int] = set()
+        """Slots with a transfer in flight."""
+        self._abandoned: set[int] = set()
+        """Those whose probe has ended."""
+
+    def leave(self, slot: int) -> bool:
+        """The probe needs the slot no more; False when a transfer is in flight: then it is given back after it."""
+        if slot in self._active:
+            self._abandoned.add(slot)
+            return False
+        self._scratch.give(slot)
+        return True
+
+    async def write(self, peer: Peer, local: int, remote: int, size: int) -> Timed:
+        """Write the block, several times and in several shapes: the bytes are always the same ones."""
+        shapes = {
+            "one": (one_piece(local, PIECE), one_piece(remote, PIECE)),
+            "long": (one_piece(local, size), one_piece(remote, size)),
+        }
+        if size >= 2 * PIECE * PIECES:
+            shapes["short"] = (short_pieces(local), short_pieces(remote))
+        found: dict[str, list[float]] = {}
+        nbytes = 0
+        for _ in range(REPEATS):
+            for shape, (here, there) in shapes.items():
+                found.setdefault(shape, []).append(await self.move(peer, "WRITE", here, there))
+                nbytes += int(here[:, 1].sum())
+        least = {shape: min(times) for shape, times in found.items()}
+        return Timed(least["one"], least.get("short", math.nan), least["long"], size, nbytes)
+
+    async def move(
+        self,
+        peer: Peer,
+        operation: Operation,
+        here: Descriptors,
+        there: Descriptors,
+        kind: MemoryKind = MemoryKind.DRAM,
+    ) -> float:
+        """Seconds one transfer took, from just before it was posted. `here` begins a slot of scratch;
+        `there` is in the peer's memory of that kind."""
+        ended = asyncio.Event()
+        local = int(here[0, 0])
+        mover = self._core.mover
+        self._active.add(local)
+        finished = 0.0
+
+        def over(job: Job) -> None:
+            nonlocal finished
+            finished = finished or time.monotonic()
+            if job.settled:
+                self._active.discard(local)
+                if local in self._abandoned:
+                    self._abandoned.discard(local)
+                    self._scratch.give(local)
+            ended.set()
+
+        began = time.monotonic()
+        job = Job(
+            f"probe of {peer.label}",
+            peer.card.agent_name,
+            began + self._core.timeouts.probe,
+            on_finish=over,
+            on_drained=over,
+            operation=operation,
+        )
+        mover.start(job)
+        mover.add(job, iter((Batch(here, MemoryKind.DRAM, there, kind, int(here[:, 1].sum())),)))
+        mover.close(job)
+        self._core.wake()
+        try:
+            await ended.wait()
+        finally:
+            if not ended.is_set():
+                mover.fail(job, DeadlineExceeded("the probe was given up"))
+        if job.error is not None:
+            raise job.error
+        return finished - (job.posted_at or began)
+
+
+def one_piece(address: int, size: int, device: int = 0) -> Descriptors:
+    """(1, 3)."""
+    return np.array([[address, size, device]], dtype=np.uint64)
