@@ -64,7 +64,10 @@ class RowMap:
         pages = np.asarray(page_numbers, dtype=np.int64)
         copies: list[RowCopy] = []
         first, region = 0, block.first_region
-        for end in [*(np.flatnonzero(np.diff(self.group_of[region:stop])) + region + 1).tolist(), stop]:
+        ends = [stop]
+        if len(self.groups) > 1:
+            ends = [*(np.flatnonzero(np.diff(self.group_of[region:stop])) + region + 1).tolist(), stop]
+        for end in ends:
             base = self.first_row[region:end, None] + self.page_rows[region:end, None] * pages
             indices = (base[:, :, None] + self.steps).ravel()
             copies.append(RowCopy(self.groups[int(self.group_of[region])], indices, first, len(indices)))
