@@ -124,11 +124,15 @@ def template(role: Role, pool: Pool, incarnation: str, *, pod: str = "", emulate
 
 @dataclass
 class Rank:
-    """One endpoint with its pool and its fake agent."""
+    """One endpoint with its pool and its fake agents, oldest first."""
 
     endpoint: RankEndpoint
     pool: Pool
-    agent: FakeAgent
+    agents: list[FakeAgent]
+
+    @property
+    def agent(self) -> FakeAgent:
+        return self.agents[-1]
 
 
 class World:
@@ -152,19 +156,21 @@ class World:
         server_name: str | None = None,
         layers: tuple[int, ...] = tuple(range(LAYERS)),
         stage: tuple[int, int] = (0, 1),
+        **config_of: object,
     ) -> Rank:
+        """`config_of`: further fields of EndpointConfig."""
         pool = Pool(tp, tp_size, memory, layers, stage)
-        config = EndpointConfig(listen_host="127.0.0.1", timeouts=timeouts, tls_dir=tls_dir)
+        config = EndpointConfig(listen_host="127.0.0.1", timeouts=timeouts, tls_dir=tls_dir, **config_of)  # type: ignore[arg-type]
         if server_name is not None:
             config = replace(config, server_name=server_name)
         made: list[FakeAgent] = []
 
         def agent(name: str, _: EndpointConfig) -> FakeAgent:
             made.append(self.hub.agent(name))
-            return made[0]
+            return made[-1]
 
         filled = card(template(role, pool, incarnation or f"{role.value}-1"))
-        rank = Rank(RankEndpoint(filled, pool.regions, config, agent), pool, made[0])
+        rank = Rank(RankEndpoint(filled, pool.regions, config, agent), pool, made)
         self.ranks.append(rank)
         return rank
 

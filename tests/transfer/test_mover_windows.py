@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from pdtransfer.agent.fake import FakeHub
 from pdtransfer.contract.base import MemoryKind
-from pdtransfer.errors import DeadlineExceeded
-from pdtransfer.mover.executor import HANDLE_BYTES, HANDLE_PIECES, PEER_HANDLES, Batch, Job, Mover, batches
+from pdtransfer.errors import DeadlineExceeded, LayoutMismatch
+from pdtransfer.mover.executor import (
+    HANDLE_BYTES,
+    HANDLE_PIECES,
+    PEER_HANDLES,
+    Batch,
+    Job,
+    Mover,
+    Prepped,
+    batches,
+    prepped,
+)
+from pdtransfer.mover.queues import PEER_JOBS
 from pdtransfer.plan import Segment, TransferPlan
 
 MIB = 1 << 20
@@ -161,3 +175,237 @@ def test_plans_are_cut_into_handles_within_both_bounds():
         assert all(len(b.local) <= HANDLE_PIECES for b in cut)
         assert all(b.nbytes <= HANDLE_BYTES or len(b.local) == 1 for b in cut)
         assert {(b.local_kind, b.remote_kind) for b in cut} == {(MemoryKind.VRAM, MemoryKind.DRAM)}
+
+
+class Lists:
+    """Items out of prepared lists between `source` and one peer: 4 KiB blocks, one by one."""
+
+    def __init__(self, bench: Bench, peer: str) -> None:
+        def table(memory: np.ndarray) -> np.ndarray:
+            return np.array([[memory.ctypes.data, 4096, 0, 4096, len(memory) // 4096]], dtype=np.uint64)
+
+        self.local = bench.agent.prepare(None, table(bench.memory), MemoryKind.DRAM)
+        self.remote = bench.agent.prepare(peer, table(bench.targets[peer]), MemoryKind.DRAM)
+        self.pulled = 0
+        self.told: list[tuple[int, bool]] = []
+
+    def item(self, number: int, nbytes: int = 4096) -> Prepped:
+        at = np.array([number], dtype=np.int32)
+        return Prepped(
+            self.local, at, self.remote, at, nbytes, 1, on_done=lambda moved: self.told.append((number, moved))
+        )
+
+    def items(self, count: int, nbytes: int = 4096) -> Iterator[Prepped]:
+        for number in range(count):
+            self.pulled += 1
+            yield self.item(number, nbytes)
+
+
+def lazy_job(bench: Bench, peer: str, more: Iterable[Prepped], deadline: float = 100.0) -> Job:
+    job = Job(f"job {peer}", peer, deadline, bench.ended.append, bench.drained.append)
+    bench.mover.start(job)
+    bench.mover.add(job, more)
+    bench.mover.close(job)
+    return job
+
+
+def test_prepared_lists_serve_every_item_and_are_kept():
+    bench = Bench()
+    lists = Lists(bench, "a")
+    job = lazy_job(bench, "a", lists.items(9))
+    bench.run(50)
+    assert bench.ended == [job] and (job.handles, job.pieces, job.bytes_done) == (9, 9, 9 * 4096)
+    assert np.array_equal(bench.targets["a"][: 9 * 4096], bench.memory[: 9 * 4096])
+    assert lists.told == [(n, True) for n in range(9)] and job.posted_at == 0.01
+    assert not lists.local.released and not lists.remote.released
+
+
+def test_a_backlog_of_thousands_of_jobs_pulls_only_what_may_fly():
+    bench = Bench()
+    bench.agent.faults.stall_all = True
+    lists = [Lists(bench, peer) for peer in ("a", "b")]
+    jobs = [lazy_job(bench, "ab"[i % 2], lists[i % 2].items(3)) for i in range(3000)]
+    bench.run(20)
+    assert all(of_peer.pulled <= PEER_HANDLES + PEER_JOBS for of_peer in lists)
+    assert bench.agent.posts == 2 * PEER_HANDLES
+    bench.agent.faults.stall_all = False
+    bench.hub.unstall("source")
+    bench.run(1500)
+    assert len(bench.ended) == 3000 and all(j.bytes_done == 3 * 4096 for j in jobs)
+    assert not bench.mover.busy and not bench.mover.handles_in_flight
+
+
+def test_an_iterator_that_raises_fails_its_job_with_the_reason():
+    bench = Bench()
+
+    def broken(lists: Lists, error: Exception) -> Iterator[Prepped]:
+        yield lists.item(1)
+        raise error
+
+    lists = Lists(bench, "a")
+    refused = lazy_job(bench, "a", broken(lists, LayoutMismatch("page 7 is gone")))
+    surprised = lazy_job(bench, "a", broken(lists, KeyError("layer")))
+    fine = lazy_job(bench, "a", lists.items(3))
+    bench.run(30)
+    assert isinstance(refused.error, LayoutMismatch) and "page 7" in str(refused.error)
+    assert surprised.error is not None and "KeyError('layer')" in str(surprised.error)
+    assert fine.error is None and set(bench.ended) == {refused, surprised, fine} and len(bench.ended) == 3
+    assert refused.settled and surprised.settled
+
+
+def test_an_item_is_told_once_whatever_becomes_of_it():
+    """Moved; refused at the post; errored; dropped unposted; given up in flight and landing late."""
+    bench = Bench()
+    lists = Lists(bench, "a")
+    moved = lazy_job(bench, "a", [lists.item(0)])
+    bench.run(3)
+    bench.agent.faults.fail_post.add(2)
+    refused = lazy_job(bench, "a", [lists.item(1), lists.item(2)])
+    bench.run(3)
+    bench.agent.faults.error.add(3)
+    errored = lazy_job(bench, "a", [lists.item(3)])
+    bench.run(3)
+    bench.agent.faults.stall.add(4)
+    late = lazy_job(bench, "a", [lists.item(4)], deadline=bench.now + 0.005)
+    bench.run(150)  # deadline, then the settle time
+    assert lists.told == [(0, True), (1, False), (2, False), (3, False), (4, False)]
+    assert [j.settled for j in (moved, refused, errored, late)] == [True, True, False, False]
+    assert bench.ended == [moved, refused, errored, late]
+    bench.hub.unstall("source")
+    bench.run(10)
+    assert bench.drained == [late] and len(lists.told) == 5
+
+
+def test_items_of_a_list_are_told_when_their_job_is_over_already_and_an_iterator_is_not_pulled():
+    bench = Bench()
+    lists = Lists(bench, "a")
+    job = lazy_job(bench, "a", ())
+    assert bench.ended == [job]
+    bench.mover.add(job, [lists.item(5)])
+    bench.mover.add(job, lists.items(3))
+    bench.run(5)
+    assert lists.told == [(5, False)] and not lists.pulled and not bench.agent.posts
+
+
+def test_nothing_may_follow_a_close():
+    bench = Bench()
+    lists = Lists(bench, "a")
+    job = lazy_job(bench, "a", lists.items(3))
+    with pytest.raises(ValueError, match="nothing may follow"):
+        bench.mover.add(job, [lists.item(5)])
+
+
+def test_what_follows_from_a_completion_may_be_added_then():
+    """A chain: each item's completion adds the next one, the last one closes."""
+    bench = Bench()
+    lists = Lists(bench, "a")
+    job = Job("chain", "a", 100.0, bench.ended.append, bench.drained.append)
+
+    def after(number: int) -> Prepped:
+        item = lists.item(number)
+
+        def done(moved: bool) -> None:
+            if number < 4:
+                bench.mover.add(job, [after(number + 1)])
+            else:
+                bench.mover.close(job)
+
+        return replace(item, on_done=done)
+
+    bench.mover.start(job)
+    bench.mover.add(job, [after(0)])
+    bench.run(30)
+    assert bench.ended == [job] and job.bytes_done == 5 * 4096
+
+
+def test_a_completion_that_raises_fails_its_job_only():
+    bench = Bench()
+    lists = Lists(bench, "a")
+
+    def broken(moved: bool) -> None:
+        raise RuntimeError("no such page")
+
+    bad = lazy_job(bench, "a", [replace(lists.item(0), on_done=broken), lists.item(1)])
+    good = lazy_job(bench, "a", lists.items(2))
+    bench.run(20)
+    assert bad.error is not None and "no such page" in str(bad.error) and good.error is None
+    assert set(bench.ended) == {bad, good}
+
+
+@pytest.mark.parametrize("window", [{}, {"window_ops": 3}, {"window_ops": 1}, {"window_bytes": 9000}])
+def test_peers_share_within_a_factor_of_two(window):
+    """Two peers with all they want to send, one in large items and one in small ones."""
+    bench = Bench(**window)
+    bench.agent.faults.delay_polls = 2
+    a, b = Lists(bench, "a"), Lists(bench, "b")
+
+    def halves(lists: Lists) -> Iterator[Prepped]:
+        """Two items for each one of the other peer's: half the bytes each."""
+        return (replace(lists.item(0), nbytes=2 << 20) for _ in range(4000))
+
+    big = lazy_job(bench, "a", (replace(a.item(0), nbytes=4 << 20) for _ in range(4000)))
+    small = lazy_job(bench, "b", halves(b))
+    for _ in range(600):
+        bench.now += 0.001
+        bench.mover.step()
+    assert min(big.bytes_done, small.bytes_done) > 100 << 20
+    assert 0.5 <= big.bytes_done / small.bytes_done <= 2
+
+
+def test_a_peer_with_one_request_is_served_beside_one_with_thousands():
+    bench = Bench(window_ops=4)
+    a, b = Lists(bench, "a"), Lists(bench, "b")
+    for _ in range(2000):
+        lazy_job(bench, "a", a.items(5))
+    bench.run(5)
+    lone = lazy_job(bench, "b", b.items(5))
+    bench.run(10)
+    assert bench.ended.count(lone) == 1
+
+
+def test_handles_that_fly_for_long_are_still_settled():
+    """Late handles leave the hot loop and the shared window, not the books."""
+    bench = Bench(window_ops=2)
+    bench.agent.faults.stall_all = True
+    lists = Lists(bench, "a")
+    job = lazy_job(bench, "a", lists.items(2))
+    bench.run(150)  # longer than STALLED_AFTER
+    other = Lists(bench, "b")
+    bench.agent.faults.stall_all = False
+    fast = lazy_job(bench, "b", other.items(20))
+    bench.run(20)
+    assert bench.ended == [fast] and bench.mover.handles_in_flight == 2 and bench.mover.flies_to("a")
+    bench.hub.unstall("source")
+    bench.run(3)
+    assert bench.ended == [fast, job] and not bench.mover.flies_to("a") and not bench.mover.busy
+
+
+def test_deadlines_of_more_jobs_than_one_check_looks_at():
+    bench = Bench()
+    bench.agent.faults.stall_all = True
+    lists = Lists(bench, "a")
+    jobs = [lazy_job(bench, "a", lists.items(1), deadline=0.5) for _ in range(1000)]
+    bench.run(100)
+    assert all(isinstance(j.error, DeadlineExceeded) for j in jobs)
+    assert len(bench.ended) == 1000 - PEER_HANDLES  # those in flight settle, or are given up later
+    bench.run(120)
+    assert len(bench.ended) == 1000 and not bench.mover.busy
+
+
+@pytest.mark.parametrize(
+    ("unit", "dense"), [(1024, False), (16384, False), (64, False), (16384, True), (8 << 20, True)]
+)
+def test_index_arrays_are_cut_into_handles_within_both_bounds(unit, dense):
+    mine = np.arange(10000, dtype=np.int32)
+    theirs = mine.copy()
+    theirs[5000:] += 7  # one break
+    cut = list(prepped("l", mine, "r", theirs, unit, dense=dense))
+    assert np.array_equal(np.concatenate([c.local_indices for c in cut]), mine)
+    assert np.array_equal(np.concatenate([c.remote_indices for c in cut]), theirs)
+    assert sum(c.nbytes for c in cut) == 10000 * unit
+    assert all(c.nbytes <= max(HANDLE_BYTES, unit) and c.pieces <= HANDLE_PIECES for c in cut)
+    if dense:
+        broken = [i for i, c in enumerate(cut) if 5000 in c.local_indices[1:]]
+        assert [c.pieces for c in cut] == [2 if i in broken else 1 for i in range(len(cut))]
+    with pytest.raises(ValueError, match="remote rows"):
+        next(prepped("l", mine, "r", theirs[1:], unit))

@@ -100,10 +100,10 @@ def test_a_retracted_room_comes_back_as_a_new_attempt(world, sent):
 
 def test_a_retry_is_served_while_the_first_attempt_is_still_in_flight(world):
     (prefill,), (decode,) = world.pair()
-    prefill.agent.faults.stall.add(prefill.agent.posts + 1)
+    prefill.agent.faults.stall |= {prefill.agent.posts + 1, prefill.agent.posts + 2}  # K's handle and V's
     first = ask(decode, 1, [4])
     sender = give(prefill, 1, [1])
-    assert until(lambda: prefill.agent.faults.seen)
+    assert until(lambda: len(prefill.agent.faults.seen) == 2)
     first.abort("retracted")
     assert first.wait(2) is FAILED
     second = ask(decode, 1, [6], attempt=1)

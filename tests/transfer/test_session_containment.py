@@ -80,18 +80,18 @@ def test_an_unexpected_error_of_one_room_ends_that_room_only(world):
 
     receiver = ask(decode, 1, [4])
     sender = prefill.endpoint.send(room=1, tokens=TOKENS - 1)
-    sender.chunk([1 << 40], 0, Odd())
+    sender.chunk([(1 << 40) - 1], 0, Odd())
     assert receiver.wait(2) is FAILED and sender.wait(2) is FAILED
     import pdtransfer.session.feeder as feeder
 
-    real = feeder.plan
-    feeder.plan = lambda *a, **k: 1 / 0  # type: ignore[assignment]
+    real = feeder.as_pages
+    feeder.as_pages = lambda *a, **k: 1 / 0  # type: ignore[assignment]
     try:
         receiver = ask(decode, 2, [6])
         give(prefill, 2, [1])
         assert receiver.wait(2) is FAILED and "ZeroDivisionError" in str(receiver.error)
     finally:
-        feeder.plan = real
+        feeder.as_pages = real
     assert prefill.endpoint.failed is None
     receiver = ask(decode, 3, [7])
     give(prefill, 3, [1])

@@ -35,11 +35,13 @@ def key_of(card: RankCard) -> PeerKey:
 
 
 def same_peer(a: RankCard, b: RankCard) -> bool:
-    """True when what was prepared for `a` holds for `b`."""
-    return (a.incarnation, a.agent_name, a.nixl_metadata, a.control, a.layout_hash, a.staging) == (
+    """True when what was prepared for `a` holds for `b`, but for the agent when they are two generations
+    of one incarnation."""
+    if a.generation == b.generation and (a.agent_name, a.nixl_metadata) != (b.agent_name, b.nixl_metadata):
+        return False
+    return (a.incarnation, a.first_agent, a.control, a.layout_hash, a.staging) == (
         b.incarnation,
-        b.agent_name,
-        b.nixl_metadata,
+        b.first_agent,
         b.control,
         b.layout_hash,
         b.staging,
@@ -49,18 +51,21 @@ def same_peer(a: RankCard, b: RankCard) -> bool:
 @dataclass(frozen=True)
 class RosterChange:
     """What to do to get from the held peers to the wanted ones. A replaced card is in both
-    `removed` and `added`."""
+    `removed` and `added`; `rotated` are held peers' cards of a later agent."""
 
     added: tuple[RankCard, ...]
     removed: tuple[PeerKey, ...]
+    rotated: tuple[RankCard, ...] = ()
 
 
 def roster_change(held: Mapping[PeerKey, RankCard], wanted: Iterable[RankCard]) -> RosterChange:
-    """Difference between held peers and a whole new set."""
+    """Difference between held peers and a whole new set. A card of an earlier agent than the held one
+    is late news: the peer itself tells of its agents first."""
     new = {key_of(c): c for c in wanted}
     removed = [k for k, c in held.items() if k not in new or not same_peer(c, new[k])]
     added = [c for k, c in new.items() if k not in held or k in removed]
-    return RosterChange(tuple(added), tuple(removed))
+    rotated = [c for k, c in new.items() if k in held and k not in removed and c.generation > held[k].generation]
+    return RosterChange(tuple(added), tuple(removed), tuple(rotated))
 
 
 def refusal(mine: RankCard, peer: RankCard) -> tuple[str, str] | None:
@@ -143,7 +148,14 @@ class Peer:
     """A wired (or to be wired) peer rank, held by the endpoint's thread."""
 
     card: RankCard
+    """With the newest agent that is loaded here (or is to be)."""
     verdict: Verdict
+    older: list[RankCard] = field(default_factory=list)
+    """The same with agents before it that are still loaded: what was begun to them goes on."""
+    oldest: int = 0
+    """The peer's first generation that still exists, as far as it told."""
+    fenced: int = 0
+    """Nothing that was posted to its agents before that generation can land."""
     loaded: bool = False
     """The agent knows it."""
     loads: int = 0
@@ -172,6 +184,15 @@ class Peer:
     def key(self) -> PeerKey:
         """Its place."""
         return key_of(self.card)
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of its agents that are loaded here, or are to be."""
+        return tuple(c.agent_name for c in (*self.older, self.card))
+
+    def generation(self, number: int) -> RankCard | None:
+        """Its card with that agent, while that is loaded."""
+        return next((c for c in (self.card, *self.older) if c.generation == number), None)
 
     @property
     def label(self) -> str:

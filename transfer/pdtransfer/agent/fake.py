@@ -103,6 +103,7 @@ class FakeAgent:
 
     transports = ("fake",)
     """No transport that writes without the receiver: a destroyed agent receives nothing."""
+    process = None
 
     def __init__(self, hub: FakeHub, name: str) -> None:
         self.hub = hub

@@ -29,6 +29,7 @@ from pdtransfer.agent.port import (
     Registration,
 )
 from pdtransfer.contract.base import MemoryKind
+from pdtransfer.reach import this_process
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -91,6 +92,7 @@ class NixlAgent:
             getattr(_bindings, c) for c in ERROR_CLASSES if hasattr(_bindings, c)
         )
         self.name = name
+        self.process = this_process()
         self.transports = tuple(t for t in os.environ.get("UCX_TLS", "").split(",") if t)
         self.devices = set_net_devices(net_devices)
         self._plugin = plugin
@@ -109,6 +111,7 @@ class NixlAgent:
             where = f"UCX_NET_DEVICES={self.devices or '(unset)'} UCX_TLS={tls or '(unset)'}"
             told = f"the {plugin} backend can not be made with {where}: {error.message}; see UCX's own lines in the log"
             raise AgentFailure(error.kind, told, posted=False) from error
+        self._inner = weakref.ref(self._agent.agent)
 
     def _call(self, action: Callable[[], T], *, posted: bool) -> T:
         try:
@@ -203,9 +206,7 @@ class NixlAgent:
     def close(self) -> None:
         """Destroy the agent. NIXL has no call for it: it ends with its last reference, and every handle
         and list that is left (of a probe that hangs, say) has one, so it is taken from them."""
-        if self._agent is None:
-            return
-        inner = weakref.ref(self._agent.agent)
+        inner = self._inner
         self._agent = None
         for held in gc.get_referrers(inner()) if inner() is not None else ():
             if hasattr(held, "_released"):

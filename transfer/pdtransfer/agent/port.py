@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdtransfer.contract.base import MemoryKind
+from pdtransfer.contract.card import RankProcess
 from pdtransfer.errors import AgentError
 
 Descriptors = npt.NDArray[np.uint64]
@@ -54,6 +55,10 @@ class AgentPort(Protocol):
     @property
     def transports(self) -> tuple[str, ...]:
         """UCX_TLS as it holds for this agent, in words; empty when UCX may choose."""
+
+    @property
+    def process(self) -> RankProcess | None:
+        """The process it lives in, if its death is the agent's."""
 
     def register(self, regions: Descriptors, kind: MemoryKind) -> Registration:
         """Register regions of one memory kind; they show in `metadata` from then on."""

@@ -36,6 +36,28 @@ class StagingArena(ContractModel):
     slots: int = Field(gt=0, lt=1 << 20)
 
 
+class RankProcess(ContractModel):
+    """Which process a rank is, for ranks that could reach each other's memory without the other's help.
+
+    `host` is the kernel's boot id, `pid_namespace` the inode of its PID namespace; `started` is the
+    process' start in clock ticks after boot: a PID that is used again has another one."""
+
+    host: str
+    pid_namespace: int = Field(ge=0)
+    pid: int = Field(gt=0)
+    started: int = Field(ge=0)
+
+
+def first_agent(name: str, generation: int) -> str:
+    """Name of the first agent of an incarnation whose agent of that generation is `name`."""
+    return name.removesuffix(f".{generation}") if generation else name
+
+
+def later_agent(first: str, generation: int) -> str:
+    """Name of the agent of a generation."""
+    return f"{first}.{generation}" if generation else first
+
+
 class RankCard(ContractModel):
     """One rank of one engine incarnation in one pod.
 
@@ -55,12 +77,17 @@ class RankCard(ContractModel):
     layout: RankLayout
     engine: EngineFacts
     agent_name: str
+    generation: int = Field(default=0, ge=0, lt=1 << 31)
+    """How often the rank took a new agent in this incarnation; one after the first is named
+    `<first agent's name>.<generation>`. The memory behind all of them is the same."""
     nixl_metadata: str = ""
     """base64 of the agent's metadata."""
     control: str = ""
     bootstrap: str = ""
     transports: tuple[str, ...] = ()
     """UCX_TLS as set in the rank; empty when UCX may choose."""
+    process: RankProcess | None = None
+    """None: not known, or many agents share one (test doubles)."""
     devices: tuple[str, ...] = ()
     """HCAs with a /dev/infiniband node in the pod: what RDMA could use, not what was used."""
     staging: tuple[StagingArena, ...] = ()
@@ -84,6 +111,11 @@ class RankCard(ContractModel):
                 "metadata_hash": content_hash(self.nixl_metadata) if self.nixl_metadata else "",
             }
         )
+
+    @property
+    def first_agent(self) -> str:
+        """Name of the incarnation's first agent: the same in all of its generations."""
+        return first_agent(self.agent_name, self.generation)
 
     @property
     def seal_broken(self) -> str | None:

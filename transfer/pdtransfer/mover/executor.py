@@ -70,6 +70,11 @@ class Mover:
         """Posted handles that are not done."""
         return len(self._window)
 
+    @property
+    def peers(self) -> frozenset[str]:
+        """Agents that a job or a handle is left of."""
+        return frozenset(self._queues)
+
     def flies_to(self, peer: str) -> bool:
         """A job or a handle of this peer is left."""
         return peer in self._queues
@@ -107,6 +112,21 @@ class Mover:
         if job.active:
             self._stop(job, error, ())
 
+    def abandon(self, error: TransferError) -> None:
+        """The agent is about to be destroyed: every job ends now, whatever is in flight."""
+        for job in list(self._to_check):
+            self.fail(job, error.about(peer=job.peer))
+            if not job.finished:
+                self._finish(job)
+
+    def settle_reads(self) -> None:
+        """The agent was destroyed: what it was reading can not arrive any more. (What it wrote may.)"""
+        for flight in (*self._window.fresh, *self._window.late):
+            if flight.job.operation == "READ":
+                self._window.land(flight)
+                self._maybe_finish(flight.job)
+                self._forget(flight.queue)
+
     def step(self) -> bool:
         """Poll what flies, post what fits, enforce deadlines. True when something changed."""
         now = self._clock()
@@ -129,7 +149,7 @@ class Mover:
             except AgentFailure as error:
                 self._window.land(flight)
                 job.lost += 1
-                self._stop(job, error, (item,))
+                self._stop(job, error, () if flight.told else (item,))
             else:
                 self._window.land(flight)
                 job.bytes_done += item.nbytes
@@ -138,7 +158,8 @@ class Mover:
                     self._agent.release(flight.handle)
                     for made in flight.lists:
                         self._agent.release_prepared(made)
-                self._tell(job, item, True)
+                if not flight.told:
+                    self._tell(job, item, True)
                 self._maybe_finish(job)
             changed = True
             self._forget(flight.queue)
@@ -193,27 +214,13 @@ class Mover:
 
     def _pull(self, job: Job) -> Item | None:
         """The next item of a job, left at the head of its queue; None when it has none now."""
-        while job.waiting:
-            source = job.waiting[0]
-            if isinstance(source, Batch | Prepped):
-                return source
-            try:
-                item = next(source, None)
-            except TransferError as error:
-                self.fail(job, error)
-                return None
-            except Exception as error:
-                logger.exception("%s: what is to be moved could not be planned", job.label)
-                self.fail(job, TransferError(f"what is to be moved could not be planned: {error!r}", peer=job.peer))
-                return None
-            if not job.active:  # the iterator ended its own job
-                if item is not None:
-                    self._tell(job, item, False)
-                return None
-            if item is None:
-                job.waiting.remove(source)
-            else:
-                job.waiting.appendleft(item)
+        try:
+            return job.head()
+        except TransferError as error:
+            self.fail(job, error)
+        except Exception as error:
+            logger.exception("%s: what is to be moved could not be planned", job.label)
+            self.fail(job, TransferError(f"what is to be moved could not be planned: {error!r}", peer=job.peer))
         return None
 
     def _post_one(self, job: Job, queue: PeerQueue, item: Item, now: float) -> None:
@@ -275,6 +282,9 @@ class Mover:
             job.on_drained(job)
 
     def _finish(self, job: Job) -> None:
+        for flight in self._window.of(job) if job.in_flight else ():
+            flight.told = True
+            self._tell(job, flight.item, False)
         job.finished = True
         self._window.live -= job.in_flight
         queue = self._queues[job.peer]

@@ -23,8 +23,10 @@ HANDLE_BYTES = 4 << 20
 """At most that many descriptors and bytes a handle."""
 
 OnDone = Callable[[bool], None]
-"""Called exactly once: True when every byte of the item is in place; False when it was dropped before
-it was posted, was refused, or failed (parts of a failed one may still be read and land: `Job.lost`)."""
+"""Called exactly once, before the job's `on_finish`: True when every byte of the item is in place; False
+when it was dropped before it was posted, was refused, failed, or is still in flight when its job is given
+up. In the last two cases parts of it may be read and land later (`Job.settled` is False): whoever reuses
+the local memory then sends other bytes to where nothing may be taken from before the job is drained."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -153,3 +155,21 @@ class Job:
     def active(self) -> bool:
         """It may still be given something to post."""
         return self.error is None and not self.finished
+
+    def head(self) -> Item | None:
+        """The first waiting item, left where it is; iterators are pulled for it. None: nothing waits.
+        Raises what an iterator raises."""
+        while self.waiting:
+            source = self.waiting[0]
+            if isinstance(source, Batch | Prepped):
+                return source
+            item = next(source, None)
+            if not self.active:  # the iterator ended its own job
+                if item is not None and item.on_done is not None:
+                    item.on_done(False)
+                return None
+            if item is None:
+                self.waiting.popleft()
+            else:
+                self.waiting.appendleft(item)
+        return None

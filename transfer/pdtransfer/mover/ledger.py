@@ -15,7 +15,7 @@ from pdtransfer.errors import LayoutMismatch
 
 @dataclass
 class _Holding:
-    pages: frozenset[int]
+    pages: frozenset[Hashable]
     page_bytes: int
     writers: set[Hashable]
     quarantined: bool = False
@@ -26,10 +26,10 @@ class PageLedger:
 
     def __init__(self) -> None:
         self._holdings: dict[Hashable, _Holding] = {}
-        self._owner: dict[int, Hashable] = {}
+        self._owner: dict[Hashable, Hashable] = {}
 
     def acquire(
-        self, transfer: Hashable, pages: Iterable[int], writers: Iterable[Hashable], page_bytes: int = 0
+        self, transfer: Hashable, pages: Iterable[Hashable], writers: Iterable[Hashable], page_bytes: int = 0
     ) -> None:
         """Give pages to a transfer whose `writers` may write. Refuses pages that another transfer
         owns or that are in quarantine."""
@@ -43,6 +43,10 @@ class PageLedger:
                 raise LayoutMismatch(f"page {page} is {state} {self._owner[page]}")
         self._holdings[transfer] = _Holding(wanted, page_bytes, set(writers))
         self._owner.update(dict.fromkeys(wanted, transfer))
+
+    def writer_joined(self, transfer: Hashable, writer: Hashable) -> None:
+        """One more may write: this rank's own scatter."""
+        self._holdings[transfer].writers.add(writer)
 
     def writer_settled(self, transfer: Hashable, writer: Hashable) -> None:
         """`writer` can write no more for this transfer (done, drain acknowledged, or dead)."""

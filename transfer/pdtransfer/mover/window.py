@@ -31,6 +31,8 @@ class Flight:
     lists: tuple[Prepared, ...]
     posted_at: float
     late: bool = False
+    told: bool = False
+    """Its item's end was told before the handle's: the job was given up."""
 
 
 class Window:
@@ -59,6 +61,10 @@ class Window:
     def late(self) -> list[Flight]:
         """Flights that take long, a copy."""
         return list(self._late)
+
+    def of(self, job: Job) -> list[Flight]:
+        """Flights of one job; looks at all."""
+        return [f for f in (*self._fresh, *self._late) if f.job is job]
 
     def admits(self, queue: PeerQueue, item: Item) -> bool:
         """The item may be posted to that peer now."""

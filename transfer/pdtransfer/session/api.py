@@ -6,11 +6,12 @@ feeds rosters back. A decode rank calls `receive`, a prefill rank `send`; both p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
+from pdtransfer.contract.base import MemoryKind
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.metrics import Samples
 from pdtransfer.contract.verdict import Verdict
@@ -53,6 +54,10 @@ class Timeouts:
     settle: float = 5.0
     connect: float = 10.0
     probe: float = 20.0
+    quarantine: float = 60.0
+    """Age of the oldest page or slot in quarantine at which a decode rank takes a new agent."""
+    rotation: float = 120.0
+    """How long transfers to the old agent may go on meanwhile; those that do not end by then fail."""
 
 
 class Sender(Protocol):
@@ -62,9 +67,24 @@ class Sender(Protocol):
     def state(self) -> TransferState: ...
     @property
     def error(self) -> Exception | None: ...
-    def chunk(self, pages: Sequence[int], first_page: int, ready: ReadyEvent) -> None:
-        """Hand over finished pages. `pages` are pool page numbers of prompt pages
-        `first_page ...`. May be called before any decode rank asked; never blocks."""
+    def chunk(
+        self,
+        pages: Sequence[int],
+        first_page: int,
+        ready: ReadyEvent,
+        *,
+        pools: Mapping[str, Sequence[int]] | None = None,
+        layers: range | None = None,
+        memory: MemoryKind | None = None,
+    ) -> None:
+        """Hand over finished pages. `pages` are pool page numbers of prompt pages `first_page ...`.
+
+        Chunks may come in any order and overlap: each page of each layer goes once. `layers` (layer
+        ids, step 1) says that only these layers are finished: prefill streams layer by layer; a chunk
+        without it covers what is left of its pages, draft layers included. `pools` has the whole page
+        list of another page space, once it is final (with every layer of it). `memory` says where the
+        pages lie when a layer is registered in both kinds. May be called before any decode rank
+        asked; never blocks."""
 
     def finish(self, metadata: bytes) -> None:
         """No more chunks. `metadata` (first token, logprobs ...) reaches decode after all bytes."""
@@ -123,7 +143,14 @@ class Endpoint(Protocol):
         pages: Sequence[int],
         first_page: int = 0,
         tokens: int,
-    ) -> Receiver: ...
+        memory: MemoryKind | None = None,
+        pools: Mapping[str, Sequence[int]] | None = None,
+    ) -> Receiver:
+        """Ask for a room's KV into `pages`, which hold prompt pages `first_page ..` of `tokens` tokens.
+
+        `memory` says where the pages lie when this rank registered a layer in both kinds; `pools` has
+        the page list of each other page space (matched with prefill's by position)."""
+
     def send(self, *, room: int, tokens: int) -> Sender: ...
     @property
     def inflight(self) -> int: ...
@@ -154,6 +181,9 @@ class PoolRegion:
     items: int
     memory: str = "DRAM"
     device: int = 0
+    draft: bool = False
+    pool: str = ""
+    """Page space that `items` counts in; "" for the KV pages."""
 
 
 @dataclass(frozen=True)
@@ -171,3 +201,16 @@ class EndpointConfig:
     timeouts: Timeouts = field(default_factory=Timeouts)
     window_bytes: int = 64 << 20
     window_ops: int = 16
+    quarantine_cap: int | None = None
+    """Bytes in quarantine at which a decode rank takes a new agent at once, and fails when that does not
+    help. None: an eighth of the pool."""
+    staging_bytes: int = 32 << 20
+    """Registered memory beside the pool, for each memory kind of it: prefill packs in it, decode lends
+    it to prefill ranks, slot by slot. 0: none, and unequal slices are written in place."""
+    staging_slot_bytes: int = 2 << 20
+    strategy: Literal["auto", "sliced", "staged", "merge", "split"] = "auto"
+    """Decode side: how slices of unequal tensor parallelism travel. `auto` chooses by cost for each
+    request; another one is used for every request, and refused by name where a pair can not use it."""
+    digest: bool = False
+    """Decode side: ask for a digest of each request's bytes, and compare it with a digest of what is in
+    the pages before a request succeeds. Costs about a second per GB on both sides."""

@@ -7,14 +7,16 @@ may overtake its request, and a request that is repeated after a reconnect must 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from pdtransfer.contract.card import RankCard
 from pdtransfer.errors import Aborted, Draining, LayoutMismatch, PeerNotRostered, PeerReplaced, RoomTaken, TransferError
 from pdtransfer.peers import Peer
 from pdtransfer.plan import check_pages
 from pdtransfer.session.core import Core
-from pdtransfer.session.frames import Abort, AbortAck, Done, Failed, Request, Started
+from pdtransfer.session.frames import Abort, AbortAck, Done, Failed, Request, SlotFilled, SlotGrant, Started
 from pdtransfer.session.rooms import Leg, Room, Rooms
+from pdtransfer.session.stager import Stage
 from pdtransfer.session.tombstones import Tombstones
 from pdtransfer.session.wiring import Wiring
 
@@ -31,12 +33,14 @@ class Askers:
         rooms: Rooms,
         attach: Callable[[Room, Leg], None],
         abandon: Callable[[Leg, TransferError], None],
+        again: Callable[[Stage], None],
     ) -> None:
         self._core = core
         self._wiring = wiring
         self._rooms = rooms
         self._attach = attach
         self._abandon = abandon
+        self._again = again
         self._tombs = Tombstones(2 * (core.timeouts.waiting + core.timeouts.transfer))
         self.draining = False
         self.lost_agents: set[str] = set()
@@ -68,8 +72,11 @@ class Askers:
         if held is not None and held.request.attempt == request.attempt:
             if held.request != request:
                 self._refuse(peer, request, Aborted("this identity is in use for another request"), bury=False)
-            elif held.job is not None and held.job.begun:
-                self._wiring.send(peer, Started(**request.ids))
+            else:
+                if held.stage is not None:
+                    self._again(held.stage)
+                if held.started:
+                    self._wiring.send(peer, Started(**request.ids))
             return
         if held is not None and held.request.attempt > request.attempt:
             self._refuse(peer, request, Aborted(f"attempt {held.request.attempt} took its place"))
@@ -77,18 +84,22 @@ class Askers:
         if held is not None:
             self._abandon(held, Aborted(f"attempt {request.attempt} takes its place"))
         try:
-            self._check(peer, request)
+            card = self._check(peer, request)
         except TransferError as error:
             self._refuse(peer, request, error)
             return
-        leg = Leg(peer, request, time.monotonic() + self._core.timeouts.waiting)
+        leg = Leg(peer, card, request, time.monotonic() + self._core.timeouts.waiting)
         room = self._rooms.open.get(request.room)
         if room is not None and room.error is None:
             self._attach(room, leg)
         else:
             self._rooms.wait(leg)
 
-    def _check(self, peer: Peer, request: Request) -> None:
+    def _check(self, peer: Peer, request: Request) -> RankCard:
+        """The card with the agent that is to be written to; raises why it is not served."""
+        card = peer.generation(request.generation)
+        if request.generation < peer.oldest or card is None:
+            raise PeerReplaced(f"agent generation {request.generation} of the decode rank is not wired here")
         death = self._rooms.death(request.room)
         if death is not None:
             raise death
@@ -105,6 +116,7 @@ class Askers:
             raise LayoutMismatch(
                 f"{len(request.pages)} pages from page {request.first_page} do not hold {request.tokens} tokens"
             )
+        return card
 
     def on_abort(self, peer: Peer, abort: Abort) -> None:
         """Stop, and acknowledge once nothing can land any more."""
@@ -120,7 +132,7 @@ class Askers:
             return  # acknowledged when it has drained
         tomb = self._tombs.get(peer.key, identity)
         if tomb is None:
-            if peer.card.agent_name in self.lost_agents:
+            if self.lost_agents.intersection(peer.agents):
                 return  # the handle that errored may be this one's
             self.bury(peer, None, AbortAck(**abort.ids))
         elif isinstance(tomb.answer, Done | AbortAck) or tomb.answer.settled:
@@ -132,10 +144,23 @@ class Askers:
 
     # --- answers ----------------------------------------------------------------------------
 
-    def bury(self, peer: Peer, request: Request | None, answer: Done | Failed | AbortAck) -> None:
+    def bury(
+        self,
+        peer: Peer,
+        request: Request | None,
+        answer: Done | Failed | AbortAck,
+        filled: Mapping[int, SlotFilled] | None = None,
+    ) -> None:
         """The identity ended: answer, and keep the answer."""
-        self._tombs.add(peer.key, request, answer.identity, answer)
+        self._tombs.add(peer.key, request, answer, filled)
         self._wiring.send(peer, answer)
+
+    def filled_again(self, peer: Peer, grant: SlotGrant) -> bool:
+        """Say again that a slot of an identity that ended was filled; False when it has not ended."""
+        tomb = self._tombs.get(peer.key, grant.identity)
+        if tomb is not None and grant.ticket in tomb.filled:
+            self._wiring.send(peer, tomb.filled[grant.ticket])
+        return tomb is not None
 
     def failed(self, leg: Leg) -> None:
         """Tell decode that the leg ended by its error."""

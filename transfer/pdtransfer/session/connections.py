@@ -45,14 +45,11 @@ class Owner(Protocol):
     async def loaded(self, peer: Peer) -> None:
         """Wait until the agent was told of it."""
 
-    def drained(self, agent_name: str) -> bool: ...
+    def drained(self, first_agent: str) -> bool: ...
     def judge(self, peer: Peer, state: VerdictState, reason: str, message: str) -> None: ...
     def on_connected(self, peer: Peer) -> None: ...
     def on_disconnected(self, peer: Peer) -> None: ...
     def on_drained(self, peer: Peer) -> None: ...
-    def on_not_connected(self, peer: Peer) -> None:
-        """A dial failed, or the connection it made has ended."""
-
     def on_frame(self, peer: Peer, frame: Frame) -> None: ...
 
 
@@ -101,7 +98,6 @@ class Connections:
             else:
                 pause = BACKOFF[0]
                 await self._stay(peer, channel)
-            owner.on_not_connected(peer)
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(BACKOFF[1], pause * 2)
 

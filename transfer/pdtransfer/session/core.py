@@ -18,6 +18,7 @@ from pdtransfer.agent.port import AgentFailure, AgentPort
 from pdtransfer.errors import DeadlineExceeded, TransferError
 from pdtransfer.mover.executor import Mover
 from pdtransfer.session.api import EndpointConfig, TransferState
+from pdtransfer.session.generations import Generations
 from pdtransfer.session.metrics import Metrics
 from pdtransfer.session.transfers import StateCell
 
@@ -36,18 +37,19 @@ EAGER = 4000
 
 
 class Core:
-    """Runs the loop thread. Attributes `agent` and `mover` are for that thread only."""
+    """Runs the loop thread. Agents and movers are for that thread only.
 
-    agent: AgentPort
-    mover: Mover
+    `agent` and `mover` are the present generation's: who starts a job keeps the mover it started on."""
 
-    def __init__(self, name: str, config: EndpointConfig, make_agent: Callable[[], AgentPort]) -> None:
+    def __init__(self, name: str, config: EndpointConfig, make_agent: Callable[[str], AgentPort]) -> None:
         self.name = name
         self.config = config
         self.timeouts = config.timeouts
         self.failed: Exception | None = None
         self.metrics = Metrics()
-        self._make_agent = make_agent
+        self.make_agent = make_agent
+        """Makes an agent of that name; may take long."""
+        self.generations = Generations(config)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name=f"pdtransfer-{name}", daemon=True)
         self._ready = threading.Event()
@@ -60,6 +62,8 @@ class Core:
         self.turns = 0
         """Turns of the loop so far."""
         self.ticks: list[Callable[[float], None]] = []
+        self.works: list[Callable[[], bool]] = []
+        """Called once a turn; each does at most one piece of work and says whether it did."""
         self.on_stop: list[Callable[[], None]] = []
         self._cells: weakref.WeakSet[StateCell] = weakref.WeakSet()
         self._cells_lock = threading.Lock()
@@ -147,6 +151,16 @@ class Core:
         """Seconds since the thread's last turn: large when a call of the agent hangs."""
         return time.monotonic() - self._turned
 
+    @property
+    def agent(self) -> AgentPort:
+        """The present agent."""
+        return self.generations.present.agent
+
+    @property
+    def mover(self) -> Mover:
+        """The present agent's mover."""
+        return self.generations.present.mover
+
     def hot(self, delta: int) -> None:
         """One more (or less) reason to progress without pause."""
         self._hot += delta
@@ -155,7 +169,7 @@ class Core:
     @property
     def active(self) -> bool:
         """Something moves here or is awaited from a peer."""
-        return self._hot > 0 or self.mover.busy
+        return self._hot > 0 or self.generations.busy
 
     async def turn(self) -> None:
         """Return after the loop's next turn (progress made, deadlines looked at)."""
@@ -200,18 +214,12 @@ class Core:
 
     async def _run(self) -> None:
         try:
-            self.agent = self._make_agent()
-            self.mover = Mover(
-                self.agent,
-                window_bytes=self.config.window_bytes,
-                window_ops=self.config.window_ops,
-                settle=self.timeouts.settle,
-            )
+            self.generations.take(self.make_agent(self.name))
             await self._setup()
         except Exception as error:
             self.failed = error
-            if hasattr(self, "agent"):
-                self.agent.close()
+            if hasattr(self.generations, "present"):
+                self.generations.close()
             return
         self._ready.set()
         try:
@@ -227,14 +235,17 @@ class Core:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self.agent.close()
+            self.generations.close()
 
     def _progress(self) -> None:
+        failed = self.generations.progress_older()
+        if failed:
+            self.count("progress_errors_total", failed)
         try:
             notes = self.agent.progress()
         except AgentFailure as error:
             # A peer's end may show here; only an agent that never works again is our own end.
-            self.count("progress_errors")
+            self.count("progress_errors_total")
             self._bad_turns += 1
             if self._bad_turns == 1:
                 logger.warning("%s: progress failed: %s", self.name, error)
@@ -248,8 +259,10 @@ class Core:
     async def _pump(self) -> None:
         quiet, last_tick = 0, 0.0
         while not self._stop.is_set():
-            moved = self.mover.step()
+            moved = self.generations.step()
             self._progress()
+            for work in self.works:
+                moved |= work()
             now = self._turned = time.monotonic()
             self.turns += 1
             if now - last_tick > WARM_TICK:
@@ -264,7 +277,7 @@ class Core:
                 await asyncio.sleep(0)
             else:
                 self._wake.clear()
-                pause = WARM_TICK if self.mover.handles_in_flight else IDLE_TICK
+                pause = WARM_TICK if self.generations.handles_in_flight else IDLE_TICK
                 timer = self._loop.call_later(pause, self._wake.set)
                 await self._wake.wait()
                 timer.cancel()

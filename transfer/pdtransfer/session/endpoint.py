@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import base64
 import logging
-import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from pdtransfer.agent.hca import usable_hcas
-from pdtransfer.agent.port import AgentPort, Descriptors
+from pdtransfer.agent.port import AgentPort
 from pdtransfer.contract.base import MemoryKind, Role
 from pdtransfer.contract.card import RankCard
-from pdtransfer.contract.layout import Region, RegionKind
 from pdtransfer.contract.metrics import Samples
 from pdtransfer.contract.pairing import meet
 from pdtransfer.contract.verdict import Verdict, VerdictState
-from pdtransfer.errors import Draining, LayoutMismatch, PeerNotRostered, PeerUnreachable, TransferError
-from pdtransfer.peers import Peer, coverage_gap, key_of, real_kind
+from pdtransfer.errors import BadInput, Draining, PeerNotRostered, PeerUnreachable
+from pdtransfer.peers import coverage_gap, key_of, real_kind
+from pdtransfer.session import validate
 from pdtransfer.session.api import EndpointConfig, PoolRegion
+from pdtransfer.session.calibrate import copy_rates
 from pdtransfer.session.core import Core
+from pdtransfer.session.depot import Depot
 from pdtransfer.session.destination import DestinationSide
-from pdtransfer.session.frames import Abort, AbortAck, Done, Failed, Frame, Request, Started
+from pdtransfer.session.exchange import Exchange
 from pdtransfer.session.gauges import Gauges
+from pdtransfer.session.memory import register_pool
+from pdtransfer.session.rotation import Rotation
 from pdtransfer.session.source import SourceSide
 from pdtransfer.session.transfers import ReceiveTransfer, SendTransfer
 from pdtransfer.session.wiring import Wiring
@@ -56,29 +57,20 @@ class RankEndpoint:
         config: EndpointConfig,
         agent_factory: AgentFactory = nixl_agent,
     ) -> None:
-        self._pool = tuple(pool)
-        self._config = config
-        regions = tuple(
-            Region(
-                layer=r.layer,
-                kind=RegionKind(r.kind),
-                item_bytes=r.item_bytes,
-                items=r.items,
-                memory=MemoryKind(r.memory),
-                device=r.device,
-                address=r.address,
-            )
-            for r in pool
-        )
+        card_template, self._config = validate.template(card_template), validate.config(config)
+        regions = validate.regions(pool, lambda kind: real_kind(card_template, kind))
         name = f"{card_template.role.value}-{card_template.rank}-{uuid.uuid4().hex}"
         layout = card_template.layout.model_copy(update={"regions": regions})
         self._card = card_template.model_copy(update={"layout": layout, "agent_name": name})
-        self._core = Core(name, config, lambda: agent_factory(name, config))
+        self._core = Core(name, config, lambda named: agent_factory(named, config))
         self._hcas = usable_hcas()
         self._wiring = Wiring(self._core, self._card, self._hcas)
-        self._wiring.hooks = self
-        self._source = SourceSide(self._core, self._wiring)
-        self._destination = DestinationSide(self._core, self._wiring)
+        self._depot = Depot()
+        self._source = SourceSide(self._core, self._wiring, self._depot)
+        self._destination = DestinationSide(self._core, self._wiring, self._depot)
+        self._rotation = Rotation(self._core, self._wiring, self._destination, self._register, self._show)
+        role = self._card.role
+        self._wiring.hooks = Exchange(self._core, role, self._source, self._destination, self._rotation)
         Gauges(self._core, self._wiring, self._source, self._destination)
         self._roster: tuple[RankCard, ...] = ()
         self._draining = False
@@ -88,26 +80,33 @@ class RankEndpoint:
 
     async def _setup(self) -> None:
         agent = self._core.agent
-        for kind in MemoryKind:
-            rows = [
-                (r.address, r.item_bytes * r.items, r.device)
-                for r in self._card.layout.regions
-                if r.memory is not None and real_kind(self._card, r.memory) is kind
-            ]
-            if rows:
-                agent.register(_merged(rows), kind)
-        agent.register(self._wiring.prober.scratch.descriptors, MemoryKind.DRAM)
+        self._depot.build(self._card, self._config)
+        self._wiring.prober.copies = copy_rates(self._depot, self._depot.told)  # while the arenas are idle
+        self._register(agent)
+        self._destination.intake.open()
         port = await self._wiring.connections.listen()
         host = self._config.advertise_host
-        self._card = self._card.model_copy(
+        card = self._card.model_copy(
             update={
                 "nixl_metadata": base64.b64encode(agent.metadata()).decode(),
                 "control": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
-                "transports": tuple(t for t in os.environ.get("UCX_TLS", "").split(",") if t),
+                "transports": agent.transports,
+                "process": agent.process,
                 "devices": tuple(h.name for h in self._hcas),
+                "staging": self._depot.told,
             }
-        ).sealed()
-        self._wiring.card = self._card
+        )
+        self._show(card.sealed())
+
+    def _register(self, agent: AgentPort) -> None:
+        """All memory that peers read or write, with this rank's first agent or a later one."""
+        register_pool(agent, self._card)
+        agent.register(self._wiring.prober.scratch.descriptors, MemoryKind.DRAM)
+        self._depot.register(agent)
+
+    def _show(self, card: RankCard) -> None:
+        self._card = self._wiring.card = card
+        self._core.changed()
 
     # --- Endpoint ---------------------------------------------------------------------------
 
@@ -128,12 +127,12 @@ class RankEndpoint:
 
     def apply_peers(self, peers: Sequence[RankCard]) -> None:
         """The whole set of wired peers; returns at once."""
-        self._roster = tuple(peers)
+        self._roster = validate.cards("peers", peers)
         self._core.call(self._wiring.apply, self._roster)
 
     def probe(self, pod_uids: Sequence[str] = ()) -> None:
         """Probe these pods' ranks again (all when empty)."""
-        self._core.call(self._wiring.probe_again, tuple(pod_uids))
+        self._core.call(self._wiring.probe_again, validate.names("pod_uids", pod_uids))
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -164,16 +163,26 @@ class RankEndpoint:
         pages: Sequence[int],
         first_page: int = 0,
         tokens: int,
+        memory: MemoryKind | None = None,
+        pools: Mapping[str, Sequence[int]] | None = None,
     ) -> ReceiveTransfer:
-        """Ask for a room's KV into `pages` (prompt pages `first_page ..`)."""
-        self._alive(room)
+        """Ask for a room's KV into `pages` (prompt pages `first_page ..`), and `pools` for other page
+        spaces; `memory` where a layer is registered in both kinds. Raises BadInput, which names the argument."""
+        room = self._alive(room, Role.DECODE)
+        attempt = validate.whole("attempt", attempt, 0, 1 << 63, room=room)
+        bootstrap = validate.words("bootstrap", bootstrap, room=room)
+        pages = validate.pages("pages", pages, room=room)
+        first_page = validate.whole("first_page", first_page, 0, 1 << 40, room=room)
+        tokens = validate.whole("tokens", tokens, 1, 1 << 40, room=room)
+        memory = validate.memory("memory", memory, room=room)
+        pools = validate.pools("pools", pools, room=room)
         sources = self._sources(room, bootstrap)
         refused = {(v.peer_pod_uid, v.peer_rank): v for v in self.verdicts if v.state is VerdictState.REFUSED}
         for card in sources:
             verdict = refused.get(key_of(card))
             if verdict is not None and verdict.peer_incarnation == card.incarnation:
                 raise PeerUnreachable(f"{verdict.reason}: {verdict.message}", room=room, peer=bootstrap)
-        return self._destination.open(room, attempt, sources, pages, first_page, tokens)
+        return self._destination.open(room, attempt, sources, pages, first_page, tokens, memory, pools)
 
     def _sources(self, room: int, bootstrap: str) -> tuple[RankCard, ...]:
         """The ranks to ask: one data-parallel group (room modulo its size, SGLang's rule), and
@@ -186,18 +195,25 @@ class RankEndpoint:
         return cards
 
     def send(self, *, room: int, tokens: int) -> SendTransfer:
-        """Begin sending a room; chunks follow."""
-        self._alive(room)
+        """Begin sending a room; chunks follow. Raises BadInput, which names the argument."""
+        room = self._alive(room, Role.PREFILL)
+        tokens = validate.whole("tokens", tokens, 1, 1 << 40, room=room)
         sender = SendTransfer(room, tokens, lambda what, *args: self._core.call(self._source.command, what, *args))
         self._core.track(sender.cell)
         self._core.call(self._source.command, "open", sender)
         return sender
 
-    def _alive(self, room: int) -> None:
+    def _alive(self, room: int, role: Role) -> int:
+        """The room, when this rank takes transfers of that side."""
+        room = validate.whole("room", room, -(1 << 63), 1 << 63)
+        if self._card.role is not role:
+            does = "send" if role is Role.PREFILL else "receive"
+            raise BadInput(f"{does}: this is a {self._card.role.value} rank, only {role.value} ranks {does}", room=room)
         if self._core.failed is not None:
             raise self._core.failed
         if self._draining:
             raise Draining("this rank takes no new transfers", room=room)
+        return room
 
     @property
     def inflight(self) -> int:
@@ -244,55 +260,3 @@ class RankEndpoint:
                 return True
             time.sleep(0.01)
         return False
-
-    # --- hooks of the wiring ----------------------------------------------------------------
-
-    def on_connected(self, peer: Peer) -> None:
-        """Repeat what the peer may have missed."""
-        self._destination.on_connected(peer)
-
-    def on_peer_gone(self, peer: Peer, error: TransferError) -> None:
-        """Transfers with it fail."""
-        self._source.on_peer_gone(peer, error)
-        self._destination.on_peer_gone(peer, error)
-
-    def on_drained(self, peer: Peer) -> None:
-        """Its writes can not land any more."""
-        self._destination.on_drained(peer)
-
-    def drained(self, agent_name: str) -> bool:
-        """Ours to that agent can not."""
-        return self._source.drained(agent_name)
-
-    def on_forgotten(self, peer: Peer) -> None:
-        """It was let go for good."""
-        self._source.forget(peer)
-
-    def owes(self, peer: Peer) -> bool:
-        """A fence is wanted from it."""
-        return self._destination.owes(peer)
-
-    def on_frame(self, peer: Peer, frame: Frame) -> None:
-        """Hand a frame to whom it concerns; frames of the wrong direction are counted only."""
-        decode = self._card.role is Role.DECODE
-        if isinstance(frame, Request) and not decode:
-            self._source.askers.on_request(peer, frame)
-        elif isinstance(frame, Abort) and not decode:
-            self._source.askers.on_abort(peer, frame)
-        elif isinstance(frame, Started) and decode:
-            self._destination.on_started(peer, frame)
-        elif isinstance(frame, Done) and decode:
-            self._destination.on_done(peer, frame)
-        elif isinstance(frame, Failed) and decode:
-            self._destination.on_failed(peer, frame)
-        elif isinstance(frame, AbortAck) and decode:
-            self._destination.on_abort_ack(peer, frame)
-        else:
-            self._core.count("stray_frames")
-
-
-def _merged(rows: Sequence[tuple[int, int, int]]) -> Descriptors:
-    """Regions for registration, each once, ordered."""
-    if not rows:
-        raise LayoutMismatch("nothing to register")
-    return np.array(sorted(set(rows)), dtype=np.uint64)

@@ -1,82 +1,212 @@
-"""What the engine hands over for a room, planned and queued for each decode rank that asked."""
+"""What the engine hands over for a room, routed and queued for each decode rank that asked: pages that are
+written in place as lazy batches, what goes through slots as blocks."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
+from pdtransfer.contract.base import MemoryKind
 from pdtransfer.errors import DeadlineExceeded, LayoutMismatch, TransferError
-from pdtransfer.mover.executor import batches
 from pdtransfer.peers import real_kind
-from pdtransfer.plan import plan
+from pdtransfer.plan import Lane, blocks
+from pdtransfer.plan.pages import as_pages
 from pdtransfer.session.api import TransferState
 from pdtransfer.session.core import Core
+from pdtransfer.session.coverage import Area, Coverage
+from pdtransfer.session.digests import Digests, Sent, undigestible
 from pdtransfer.session.frames import Started
+from pdtransfer.session.links import Link, Links
 from pdtransfer.session.rooms import Leg, Room
+from pdtransfer.session.stager import Load, Stage, Stager
+from pdtransfer.session.strategy import THROUGH_SLOTS, refused, slot_bytes
 from pdtransfer.session.transfers import Chunk
 from pdtransfer.session.wiring import Wiring
 
+Pages = npt.NDArray[np.int64]
 
-async def feed_chunks(core: Core, wiring: Wiring, room: Room, leg: Leg) -> None:
-    """Plan and queue chunk by chunk, each only after its ready event; then close the job."""
-    job, request = leg.job, leg.request
-    assert job is not None
-    source, destination = wiring.card.layout, leg.peer.card.layout
-    index = 0
-    while leg.error is None and room.error is None:
-        if index == len(room.chunks):
-            if room.metadata is None:
+
+@dataclass
+class _Part:
+    """What one chunk brings for one leg, in both ways to go."""
+
+    chunk: Chunk
+    link: Link
+    in_place: list[tuple[Lane, Area, Pages, Pages]] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+
+
+class Feeder:
+    """Feeds one leg of one room, in the core's thread."""
+
+    def __init__(
+        self, core: Core, wiring: Wiring, links: Links, stager: Stager, digests: Digests, room: Room, leg: Leg
+    ) -> None:
+        self._core = core
+        self._wiring = wiring
+        self._links = links
+        self._stager = stager
+        self._digests = digests
+        self._room = room
+        self._leg = leg
+        self._mover = core.mover
+        self._parts: deque[_Part] = deque()
+        self._routed = 0
+        self._base = links.get(leg.peer, leg.card, None, leg.request.memory)
+        plan = self._base.pair.plan
+        why = refused(leg.request.strategy, plan, wiring.card, leg.card)
+        if why is not None:
+            raise LayoutMismatch(f"strategy {leg.request.strategy}: {why}")
+        self._wanted = {"": leg.request.pages, **{p.pool: p.pages for p in leg.request.pools}}
+        self._lists: dict[str, Pages] = {n: np.array(p, dtype=np.int64) for n, p in self._wanted.items()}
+        self._queued = Coverage((lane.regions, len(self._wanted.get(lane.pool, ()))) for lane in plan.lanes)
+        self._sent = Sent({lane.number: len(self._wanted.get(lane.pool, ())) for lane in plan.lanes})
+        leg.stage = Stage(leg, self._mover)
+
+    async def run(self) -> None:
+        """Route chunk by chunk, queue each only after its ready event, then close the job. Raises
+        TransferError."""
+        room, leg = self._room, self._leg
+        while leg.error is None and room.error is None:
+            self._route_new()
+            if not self._parts:
+                if room.metadata is not None:
+                    break
                 await room.news.wait()
                 continue
-            break
-        chunk = room.chunks[index]
-        index += 1
-        await _ready(core, room, leg, chunk)
-        if leg.error is not None or room.error is not None:
-            return
-        low = max(chunk.first_page, request.first_page)
-        high = min(chunk.first_page + len(chunk.pages), request.first_page + len(request.pages))
-        fresh = [page for page in range(low, high) if page not in leg.sent]  # chunks may overlap
-        if not fresh:
-            continue
-        made = plan(
-            source,
-            destination,
-            [chunk.pages[page - chunk.first_page] for page in fresh],
-            [request.pages[page - request.first_page] for page in fresh],
-        )
-        job.deadline = time.monotonic() + core.timeouts.transfer
-        room.sender.cell.move(TransferState.TRANSFERRING)
-        wiring.send(leg.peer, Started(**request.ids))
-        leg.sent.update(fresh)
-        core.mover.add(
-            job,
-            batches(
-                made,
-                lambda kind: real_kind(wiring.card, kind),
-                lambda kind: real_kind(leg.peer.card, kind),
-            ),
-        )
-        core.wake()
-    if leg.error is None and room.error is None:
-        if len(leg.sent) != len(request.pages):
-            raise LayoutMismatch(f"prefill handed over {len(leg.sent)} of {len(request.pages)} pages decode asked for")
-        job.deadline = time.monotonic() + core.timeouts.transfer
-        core.mover.close(job)
-
-
-async def _ready(core: Core, room: Room, leg: Leg, chunk: Chunk) -> None:
-    until = time.monotonic() + core.timeouts.transfer
-    pause = 0.0
-    while True:
-        try:
-            if chunk.ready.wait(0.0):
+            await self._ready(self._parts[0].chunk)
+            if leg.error is not None or room.error is not None:
                 return
-        except Exception as error:
-            raise TransferError(f"the ready event failed: {error!r}") from error
-        if leg.error is not None or room.error is not None:
+            self._queue(self._parts.popleft())
+        if leg.error is None and room.error is None:
+            self._check_all()
+            job = leg.job
+            assert job is not None
+            if leg.request.digest:
+                await self._digest()
+                if leg.error is not None or room.error is not None:
+                    return
+            job.deadline = time.monotonic() + self._core.timeouts.transfer
+            self._stager.close(leg.stage)
+
+    async def _digest(self) -> None:
+        """Of what the pool holds while it is sent: the pages are the engine's again only after Done."""
+        why = undigestible(self._base.pair.plan)
+        if why is not None:
+            raise LayoutMismatch(f"digest: {why}")
+        leg, pair = self._leg, self._sent.pair or self._base.pair
+        leg.digest = await self._digests.of(pair, self._sent.pages, source=True, lives=lambda: leg.error is None)
+
+    def _check_all(self) -> None:
+        if self._queued.left:
+            asked = len(self._leg.request.pages)
+            lanes = [lane.number for lane in self._base.pair.plan.lanes if not lane.pool]
+            whole = min((self._queued.whole_pages(lane) for lane in lanes), default=asked)
+            told = f"prefill handed over {whole} of {asked} pages decode asked for"
+            raise LayoutMismatch(told if whole < asked else f"{told}, but not every page of its other pools")
+
+    # --- routing ----------------------------------------------------------------------------
+
+    def _route_new(self) -> None:
+        """Take on what was handed over since; slots are asked for before its event is awaited."""
+        chunks = self._room.chunks
+        while self._routed < len(chunks):
+            began = time.perf_counter()
+            part = self._route(chunks[self._routed])
+            self._routed += 1
+            self._core.metrics.observe("plan_seconds", time.perf_counter() - began)
+            if part.in_place or part.loads:
+                self._parts.append(part)
+
+    def _route(self, chunk: Chunk) -> _Part:
+        request, link = self._leg.request, self._base
+        if chunk.memory is not None:
+            link = self._links.get(self._leg.peer, self._leg.card, chunk.memory, request.memory)
+            if not link.pair.same_destination(self._base.pair):
+                raise LayoutMismatch(f"memory: the regions of {chunk.memory} are not those of the other kind")
+        lists = {"": (chunk.first_page, chunk.pages), **{name: (0, p) for name, p in chunk.pools.items()}}
+        part = _Part(chunk, link)
+        wanted: dict[MemoryKind, int] = {}
+        for lane in link.pair.plan.lanes:
+            if lane.pool not in lists or lane.pool not in self._wanted:
+                continue
+            first = 0 if lane.pool else request.first_page
+            at, pages = lists[lane.pool]
+            if lane.pool and len(pages) != len(self._wanted[lane.pool]):
+                theirs = len(self._wanted[lane.pool])
+                raise LayoutMismatch(f"pool {lane.pool!r}: {len(pages)} prefill pages, {theirs} decode pages")
+            low, high = max(at, first), min(at + len(pages), first + len(self._wanted[lane.pool]))
+            regions = lane.regions_of(chunk.layers)
+            if low >= high or not regions:
+                continue
+            area = Area(lane.number, regions.start, len(regions), low - first, high - low)
+            source = as_pages(pages, int(lane.source.items.min()), "prefill")
+            for fresh in self._queued.take_rest(area):
+                self._lay(part, lane, fresh, first, source[fresh.first_page + first - at :], wanted)
+        for arena, count in wanted.items():
+            self._stager.want(self._leg.stage, arena, count)
+        return part
+
+    def _lay(
+        self, part: _Part, lane: Lane, area: Area, first: int, source: Pages, wanted: dict[MemoryKind, int]
+    ) -> None:
+        """`source` begins at the area's first page; `first` is the number of the first page asked for."""
+        strategy, mine, theirs = self._leg.request.strategy, self._wiring.card, self._leg.card
+        source = source[: area.pages]
+        if self._leg.request.digest:
+            self._sent.add(part.link.pair, lane.number, area.first_page, source)
+        destination = self._lists[lane.pool][area.first_page : area.first_page + area.pages]
+        if lane.whole or strategy == "sliced":
+            part.in_place.append((lane, area, source, destination))
             return
-        if time.monotonic() > until:
-            raise DeadlineExceeded("the chunk's ready event never came")
-        await asyncio.sleep(pause)
-        pause = min(0.002, pause + 0.0005)
+        regions = range(area.first_region, area.first_region + area.regions)
+        start = area.first_page + first
+        before = len(part.loads)
+        for block in blocks(lane, start, area.pages, slot_bytes(strategy, lane, mine, theirs), regions):
+            cut = slice(block.first_page - start, block.first_page - start + block.pages)
+            part.loads.append(Load(part.link, block, source[cut], destination[cut]))
+        if strategy in THROUGH_SLOTS:
+            arena = real_kind(theirs, lane.destination_kind)
+            wanted[arena] = wanted.get(arena, 0) + len(part.loads) - before
+
+    # --- queueing ---------------------------------------------------------------------------
+
+    def _queue(self, part: _Part) -> None:
+        """Its bytes are in the pool: post or pack."""
+        leg, job = self._leg, self._leg.job
+        assert job is not None
+        job.deadline = time.monotonic() + self._core.timeouts.transfer
+        self._room.sender.cell.move(TransferState.TRANSFERRING)
+        if not leg.started:
+            leg.started = True
+            self._core.metrics.observe("queue_seconds", time.monotonic() - leg.came)
+        self._wiring.send(leg.peer, Started(**leg.request.ids))
+        for lane, area, source, destination in part.in_place:
+            self._mover.add(job, part.link.in_place(lane, area, source, destination))
+        self._stager.push(leg.stage, part.loads)
+        self._core.wake()
+
+    async def _ready(self, chunk: Chunk) -> None:
+        room, leg = self._room, self._leg
+        began = time.monotonic()
+        pause = 0.0
+        while True:
+            try:
+                if chunk.ready.wait(0.0):
+                    self._core.metrics.observe("ready_wait_seconds", time.monotonic() - began)
+                    return
+            except Exception as error:
+                raise TransferError(f"the ready event failed: {error!r}") from error
+            if leg.error is not None or room.error is not None:
+                return
+            if time.monotonic() - began > self._core.timeouts.transfer:
+                self._core.count("deadlines_total", state="ready")
+                raise DeadlineExceeded("the chunk's ready event never came")
+            await asyncio.sleep(pause)
+            pause = min(0.002, pause + 0.0005)

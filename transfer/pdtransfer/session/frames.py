@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdtransfer.contract.base import MemoryKind
+from pdtransfer.contract.card import first_agent
 from pdtransfer.session.api import Identity
 
 MAX_FRAME = 4 << 20
@@ -41,10 +42,16 @@ class Hello(_Frame):
     incarnation: str
     rank: int
     agent_name: str
+    generation: int = Field(default=0, ge=0, lt=1 << 31)
     layout_hash: str
     to_pod_uid: str
     to_incarnation: str
     to_rank: int
+
+    @property
+    def first_agent(self) -> str:
+        """Name of the incarnation's first agent."""
+        return first_agent(self.agent_name, self.generation)
 
 
 class Welcome(_Frame):
@@ -113,8 +120,12 @@ class Request(_Identified):
     knows which of its pages a late write could hit."""
     memory: MemoryKind | None = None
     """Where the pages lie, when this rank registered a layer in both memory kinds."""
+    generation: int = Field(default=0, ge=0, lt=1 << 31)
+    """The decode rank's agent that is to be written to: another one would not be what fences it."""
     pools: tuple[PoolPages, ...] = Field(default=(), max_length=16)
     """Pages in other page spaces than the KV pages'."""
+    digest: bool = False
+    """Done shall carry a digest of the request's bytes."""
 
 
 class SlotsWanted(_Identified):
@@ -147,6 +158,8 @@ class SlotFilled(_Identified):
     regions: int = Field(gt=0)
     first_page: int = Field(ge=0)
     pages: int = Field(gt=0)
+    memory: MemoryKind | None = None
+    """Where the source's pages lay, when it registered a layer in both kinds (lanes depend on it)."""
 
 
 class Started(_Identified):
@@ -161,6 +174,8 @@ class Done(_Identified):
     t: Literal["done"] = "done"
     nbytes: int = Field(ge=0)
     metadata: str = ""
+    digest: str = ""
+    """Of the request's bytes in lane order (session/digests.py), when decode asked for it."""
 
 
 class Failed(_Identified):
@@ -184,6 +199,28 @@ class AbortAck(_Identified):
     """No write of this identity can land, now or later."""
 
     t: Literal["abort_ack"] = "abort_ack"
+
+
+class Rotated(_Frame):
+    """The sender took a new agent: requests of `generation` are for it. `oldest` is the first generation
+    that still exists: nothing that was posted to an older one can land, nor will. Sent on each
+    connection before anything else of a sender that ever rotated, at the change, and when the older
+    agents are gone. `metadata` is base64, `metadata_hash` as on the card."""
+
+    t: Literal["rotated"] = "rotated"
+    generation: int = Field(gt=0, lt=1 << 31)
+    oldest: int = Field(ge=0, lt=1 << 31)
+    agent_name: str = Field(max_length=512)
+    metadata: str
+    metadata_hash: str = Field(max_length=64)
+
+
+class Moved(_Frame):
+    """Answer: that generation's agent is loaded, nothing is in flight to an older one of that sender and
+    nothing will be posted to one."""
+
+    t: Literal["moved"] = "moved"
+    generation: int = Field(gt=0, lt=1 << 31)
 
 
 class Ping(_Frame):
@@ -264,7 +301,8 @@ class ProbeClose(_Frame):
 
 RequestFrame = Request | SlotsWanted | SlotGrant | SlotFilled | Started | Done | Failed | Abort | AbortAck
 ProbeFrame = ProbeOpen | ProbeGrant | ProbeHash | ProbeDigests | ProbeCheck | ProbeChecked | ProbeClose
-Frame = Hello | Welcome | Refused | Ping | Pong | RequestFrame | ProbeFrame
+RotationFrame = Rotated | Moved
+Frame = Hello | Welcome | Refused | Ping | Pong | RotationFrame | RequestFrame | ProbeFrame
 _frames: TypeAdapter[Frame] = TypeAdapter(Annotated[Frame, Field(discriminator="t")])
 
 

@@ -44,6 +44,7 @@ async def greet(mine: RankCard, peer: Peer, config: EndpointConfig, on_drained: 
                 incarnation=mine.incarnation,
                 rank=mine.rank,
                 agent_name=mine.agent_name,
+                generation=mine.generation,
                 layout_hash=mine.layout_hash,
                 to_pod_uid=card.pod_uid,
                 to_incarnation=card.incarnation,
@@ -91,14 +92,14 @@ def admit(
         return Refused(
             reason=PeerNotRostered.reason,
             message="the peer's roster does not name this rank",
-            drained=drained(hello.agent_name),
+            drained=drained(hello.first_agent),
         )
     held = peer.card
-    if (hello.incarnation, hello.agent_name) != (held.incarnation, held.agent_name):
+    if (hello.incarnation, hello.first_agent) != (held.incarnation, held.first_agent):
         return Refused(
             reason=PeerNotRostered.reason,
             message=f"the peer's roster names incarnation {held.incarnation}",
-            drained=hello.agent_name != held.agent_name and drained(hello.agent_name),
+            drained=hello.first_agent != held.first_agent and drained(hello.first_agent),
         )
     if hello.layout_hash != held.layout_hash or not (peer.loaded or peer.loading):
         return Refused(reason=LayoutMismatch.reason, message=peer.verdict.message or "other layout")

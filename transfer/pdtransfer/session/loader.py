@@ -16,7 +16,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from pdtransfer.agent.port import AgentFailure
+from pdtransfer.agent.port import AgentFailure, AgentPort
+from pdtransfer.contract.card import RankCard
 from pdtransfer.peers import Peer
 from pdtransfer.session.core import Core
 
@@ -31,9 +32,8 @@ Refusal = tuple[str, str]
 """Reason and message."""
 
 
-def load(core: Core, peer: Peer) -> Refusal | None:
-    """Hand the card to the agent and connect eagerly; None when it took it."""
-    agent, card = core.agent, peer.card
+def load_card(agent: AgentPort, card: RankCard) -> Refusal | None:
+    """Hand a card to an agent and connect eagerly; None when it took it."""
     try:
         name = agent.add_peer(base64.b64decode(card.nixl_metadata, validate=True))
     except AgentFailure as error:
@@ -44,11 +44,18 @@ def load(core: Core, peer: Peer) -> Refusal | None:
         with contextlib.suppress(AgentFailure):
             agent.remove_peer(name)
         return "AgentError", f"the metadata is agent {name}'s, the card says {card.agent_name}"
-    peer.loaded = True
-    peer.loads += 1
     with contextlib.suppress(AgentFailure):  # the probe will say what is wrong
         agent.connect(name)
     return None
+
+
+def load(core: Core, peer: Peer) -> Refusal | None:
+    """The same for a peer."""
+    why = load_card(core.agent, peer.card)
+    if why is None:
+        peer.loaded = True
+        peer.loads += 1
+    return why
 
 
 def unload(core: Core, peer: Peer) -> None:

@@ -6,28 +6,45 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from pdtransfer.contract.card import RankCard
 from pdtransfer.errors import TransferError
 from pdtransfer.mover.executor import Job
 from pdtransfer.peers import Peer, PeerKey
-from pdtransfer.session.frames import Request
+from pdtransfer.session.frames import Request, SlotFilled
 from pdtransfer.session.transfers import Chunk, SendTransfer
 
 
 @dataclass(eq=False)
 class Leg:
     """One decode rank's request for one room. `deadline` (monotonic seconds) ends its wait for the
-    engine; `sent` are the prompt pages that were queued for it."""
+    engine."""
 
     peer: Peer
+    card: RankCard
+    """The peer's, with the agent that the request names."""
     request: Request
     deadline: float
     job: Job | None = None
     error: TransferError | None = None
     done: bool = False
-    sent: set[int] = field(default_factory=set)
+    started: bool = False
+    """Something was queued for it."""
+    stage: Any = None
+    """What goes through slots (stager.Stage), while the leg is fed."""
+    filled: dict[int, SlotFilled] = field(default_factory=dict)
+    """By ticket: slots that were filled."""
+    digest: str = ""
+    """Of the bytes that were sent, when decode asked for it."""
+    came: float = field(default_factory=time.monotonic)
     retry_until: float = 0.0
     """Decode aborted it: until then it may ask again, and the room goes on."""
+
+    @property
+    def fenced(self) -> bool:
+        """Its destination's agent was destroyed: nothing of it can land."""
+        return self.request.generation < self.peer.fenced
 
     @property
     def over(self) -> bool:
@@ -95,6 +112,14 @@ class Rooms:
             del legs[leg.peer.key]
             if not legs:
                 del self.pending[leg.request.room]
+
+    def uses(self, peer: Peer, generation: int) -> bool:
+        """Something was asked for that agent of the peer and is not over, or may have something in flight."""
+        legs = (*(leg for room in self.open.values() for leg in room.legs.values()), *self.waiting())
+        return any(
+            leg.peer is peer and leg.request.generation == generation
+            for leg in (*(leg for leg in legs if not leg.over), *self.draining)
+        )
 
     def waiting(self) -> Iterator[Leg]:
         """All requests whose room is not open."""

@@ -12,15 +12,21 @@ import logging
 import time
 
 from pdtransfer.agent.port import AgentFailure
-from pdtransfer.errors import Aborted, DeadlineExceeded, LayoutMismatch, TransferError
+from pdtransfer.contract.card import RankCard
+from pdtransfer.errors import Aborted, DeadlineExceeded, LayoutMismatch, PeerReplaced, TransferError
 from pdtransfer.mover.executor import Job
 from pdtransfer.peers import Peer
 from pdtransfer.session.api import TransferState
 from pdtransfer.session.askers import Askers
 from pdtransfer.session.core import Core
-from pdtransfer.session.feeder import feed_chunks
-from pdtransfer.session.frames import MAX_METADATA, AbortAck, Done
+from pdtransfer.session.depot import Depot
+from pdtransfer.session.digests import Digests
+from pdtransfer.session.feeder import Feeder
+from pdtransfer.session.frames import MAX_METADATA, AbortAck, Done, SlotGrant
+from pdtransfer.session.links import Links
+from pdtransfer.session.pairs import Pairs
 from pdtransfer.session.rooms import Leg, Room, Rooms
+from pdtransfer.session.stager import Stager
 from pdtransfer.session.transfers import Chunk, SendTransfer
 from pdtransfer.session.wiring import Wiring
 
@@ -30,11 +36,14 @@ logger = logging.getLogger(__name__)
 class SourceSide:
     """Serves requests. Everything runs in the core's thread."""
 
-    def __init__(self, core: Core, wiring: Wiring) -> None:
+    def __init__(self, core: Core, wiring: Wiring, depot: Depot) -> None:
         self._core = core
         self._wiring = wiring
         self._rooms = Rooms()
-        self.askers = Askers(core, wiring, self._rooms, self._attach, self._abandon)
+        self._digests = Digests(core, lambda: wiring.card)
+        self.links = Links(lambda: core.agent, lambda: wiring.card, Pairs(lambda: wiring.card))
+        self.stager = Stager(core, wiring, depot, self._fail_leg)
+        self.askers = Askers(core, wiring, self._rooms, self._attach, self._abandon, self.stager.again)
         core.ticks.append(self._tick)
 
     @property
@@ -96,9 +105,50 @@ class SourceSide:
         """The peer was let go."""
         self._rooms.forget(peer)
 
-    def drained(self, agent_name: str) -> bool:
-        """Nothing can land at that agent any more."""
-        return agent_name not in self.askers.lost_agents and not self._core.mover.flies_to(agent_name)
+    def drained(self, first_agent: str) -> bool:
+        """Nothing can land at that agent, nor at those that took its place."""
+        names = {*self.askers.lost_agents, *self._core.mover.peers}
+        return not any(name == first_agent or name.startswith(f"{first_agent}.") for name in names)
+
+    def uses(self, peer: Peer, generation: int) -> bool:
+        """That agent of the peer is written to, or will be."""
+        return self._rooms.uses(peer, generation)
+
+    def on_agents_destroyed(self, peer: Peer, oldest: int) -> None:
+        """The peer's agents before that generation are gone: what was begun to them ends, settled."""
+        error = PeerReplaced(f"the decode rank's agent before generation {oldest} is gone", peer=peer.label)
+        for room in list(self._rooms.open.values()):
+            leg = room.legs.get(peer.key)
+            if leg is not None and leg.peer is peer and leg.request.generation < oldest and not leg.done:
+                own = error.about(room=room.sender.room)
+                self._abandon(leg, own)
+                self._fail_room(room, own)
+        for leg in self._rooms.waiting():
+            if leg.peer is peer and leg.request.generation < oldest:
+                self._abandon(leg, error.about(room=leg.request.room))
+        for leg in [leg for leg in self._rooms.draining if leg.peer is peer and leg.fenced]:
+            self._job_drained(leg)
+        self.askers.lost_agents -= {c.agent_name for c in peer.older if c.generation < peer.fenced}
+
+    def on_unloaded(self, card: RankCard) -> None:
+        """An agent of a peer was forgotten: lists for it mean nothing any more."""
+        self.links.forget(card.agent_name)
+
+    def on_connected(self, peer: Peer) -> None:
+        """Prepare what requests of this peer will need, so that the first one does not pay for it."""
+        try:
+            self.links.warm(peer, peer.card)
+        except TransferError as error:
+            logger.warning("%s: lists for %s could not be prepared: %s", self._core.name, peer.label, error)
+
+    def on_grant(self, peer: Peer, grant: SlotGrant) -> None:
+        """A decode rank lent a slot, or says again that it did."""
+        leg = self._rooms.leg(grant.room, peer.key)
+        if leg is not None and leg.request.identity == grant.identity:
+            if leg.stage is not None and leg.error is None:
+                self.stager.on_grant(leg.stage, grant)
+        elif not self.askers.filled_again(peer, grant):
+            self._core.count("stray_frames")
 
     # --- legs -------------------------------------------------------------------------------
 
@@ -113,7 +163,7 @@ class SourceSide:
             return
         leg.job = Job(
             f"room {room.sender.room} to {leg.peer.label}",
-            leg.peer.card.agent_name,
+            leg.card.agent_name,
             float("inf"),
             on_finish=lambda job: self._job_finished(room, leg),
             on_drained=lambda job: self._job_drained(leg),
@@ -121,10 +171,15 @@ class SourceSide:
         self._core.mover.start(leg.job)
         self._core.spawn(self._feed(room, leg), f"feed-{room.sender.room}")
 
+    def _fail_leg(self, leg: Leg, error: TransferError) -> None:
+        room = self._rooms.open.get(leg.request.room)
+        if room is not None and room.legs.get(leg.peer.key) is leg:
+            self._fail_room(room, error.about(room=room.sender.room))
+
     async def _feed(self, room: Room, leg: Leg) -> None:
-        """Plan and queue chunk by chunk, each only after its ready event."""
+        """Route and queue chunk by chunk, each only after its ready event."""
         try:
-            await feed_chunks(self._core, self._wiring, room, leg)
+            await Feeder(self._core, self._wiring, self.links, self.stager, self._digests, room, leg).run()
         except TransferError as error:
             self._fail_room(room, error.about(room=room.sender.room, peer=leg.peer.label))
         except Exception as error:  # of this room's own pages or event: the others go on
@@ -139,20 +194,22 @@ class SourceSide:
         if job.error is None:
             leg.done = True
             metadata = base64.b64encode(room.metadata or b"").decode()
-            self.askers.bury(leg.peer, leg.request, Done(**leg.request.ids, nbytes=job.bytes_done, metadata=metadata))
+            done = Done(**leg.request.ids, nbytes=job.bytes_done, metadata=metadata, digest=leg.digest)
+            self.askers.bury(leg.peer, leg.request, done, leg.filled)
             self._conclude(room)
             return
-        if job.lost:
-            self.askers.lost_agents.add(leg.peer.card.agent_name)
-        if isinstance(job.error, AgentFailure):
-            self._wiring.reload(leg.peer)
-        if not job.settled:
-            self._rooms.draining.add(leg)
+        if not leg.fenced:
+            if job.lost:
+                self.askers.lost_agents.add(leg.card.agent_name)
+            if isinstance(job.error, AgentFailure) and leg.card.agent_name == leg.peer.card.agent_name:
+                self._wiring.reload(leg.peer)
+            if not job.settled:
+                self._rooms.draining.add(leg)
         if leg.error is None:
             leg.error = job.error.about(room=room.sender.room, peer=leg.peer.label)
             self.askers.failed(leg)
             self._fail_room(room, leg.error)
-        elif job.settled:
+        elif job.settled or leg.fenced:
             self._job_drained(leg)
         self._conclude(room)
 

@@ -7,11 +7,12 @@ served (again). The answer is repeated instead.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pdtransfer.peers import PeerKey
 from pdtransfer.session.api import Identity
-from pdtransfer.session.frames import AbortAck, Done, Failed, Request
+from pdtransfer.session.frames import AbortAck, Done, Failed, Request, SlotFilled
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Tombstone:
     request: int
     answer: Done | Failed | AbortAck
     until: float
+    filled: Mapping[int, SlotFilled] = field(default_factory=dict)
+    """Slots that it filled, by ticket: decode may not have heard of them."""
 
 
 class Tombstones:
@@ -34,10 +37,18 @@ class Tombstones:
         """How it ended, if it did."""
         return self._held.get((peer, identity))
 
-    def add(self, peer: PeerKey, request: Request | None, identity: Identity, answer: Done | Failed | AbortAck) -> None:
+    def add(
+        self,
+        peer: PeerKey,
+        request: Request | None,
+        answer: Done | Failed | AbortAck,
+        filled: Mapping[int, SlotFilled] | None = None,
+    ) -> None:
         """Keep (or renew) one."""
-        self._held.pop((peer, identity), None)  # so that the oldest is always first
-        self._held[(peer, identity)] = Tombstone(hash(request) if request else 0, answer, time.monotonic() + self._keep)
+        key = (peer, answer.identity)
+        self._held.pop(key, None)  # so that the oldest is always first
+        until = time.monotonic() + self._keep
+        self._held[key] = Tombstone(hash(request) if request else 0, answer, until, filled or {})
 
     def expire(self, now: float) -> None:
         """Drop the old ones."""

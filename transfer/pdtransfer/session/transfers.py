@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from pdtransfer.contract.base import MemoryKind
+from pdtransfer.session import validate
 from pdtransfer.session.api import ReadyEvent, TransferState
 
 _TERMINAL = (TransferState.SUCCESS, TransferState.FAILED)
@@ -55,11 +57,15 @@ class StateCell:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Finished pages of the prompt, in the pool once `ready` says so."""
+    """Finished pages of the prompt, in the pool once `ready` says so: of all layers, or of some; and
+    whole page lists of other page spaces. `memory`: where they lie, when a layer is in both kinds."""
 
     pages: tuple[int, ...]
     first_page: int
     ready: ReadyEvent
+    pools: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    layers: range | None = None
+    memory: MemoryKind | None = None
 
 
 class SendTransfer:
@@ -81,17 +87,34 @@ class SendTransfer:
         """Why it failed."""
         return self.cell.error
 
-    def chunk(self, pages: Sequence[int], first_page: int, ready: ReadyEvent) -> None:
-        """Hand over finished pages."""
-        self._post("chunk", self, Chunk(tuple(int(p) for p in pages), first_page, ready))
+    def chunk(
+        self,
+        pages: Sequence[int],
+        first_page: int,
+        ready: ReadyEvent,
+        *,
+        pools: Mapping[str, Sequence[int]] | None = None,
+        layers: range | None = None,
+        memory: MemoryKind | None = None,
+    ) -> None:
+        """Hand over finished pages. Raises BadInput, which names what makes no sense."""
+        chunk = Chunk(
+            validate.pages("pages", pages, room=self.room),
+            validate.whole("first_page", first_page, 0, 1 << 40, room=self.room),
+            validate.ready("ready", ready, room=self.room),
+            validate.pools("pools", pools, room=self.room),
+            validate.layers("layers", layers, room=self.room),
+            validate.memory("memory", memory, room=self.room),
+        )
+        self._post("chunk", self, chunk)
 
     def finish(self, metadata: bytes) -> None:
         """No more chunks."""
-        self._post("finish", self, bytes(metadata))
+        self._post("finish", self, validate.metadata("metadata", metadata, room=self.room))
 
     def abort(self, reason: str) -> None:
         """Give up."""
-        self._post("abort", self, reason)
+        self._post("abort", self, str(reason))
 
     def wait(self, timeout: float) -> TransferState:
         """Block until terminal or `timeout` seconds."""

@@ -6,33 +6,33 @@ until nothing of it is in flight and no fence is owed.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic import BaseModel
 
 from pdtransfer.agent.hca import Hca
-from pdtransfer.agent.port import AgentFailure
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.verdict import Verdict, VerdictState
-from pdtransfer.errors import ChecksumMismatch, LayoutMismatch, PeerReplaced, PeerUnreachable, TransferError
-from pdtransfer.peers import Peer, PeerKey, first_verdict, judged, refusal, roster_change, same_peer
+from pdtransfer.errors import PeerReplaced, PeerUnreachable, TransferError
+from pdtransfer.peers import Peer, PeerKey, first_verdict, judged, key_of, refusal, roster_change, same_peer
+from pdtransfer.reach import is_dead, revocable, same_namespace
 from pdtransfer.session.connections import Connections
 from pdtransfer.session.core import Core
-from pdtransfer.session.frames import Frame, ProbeFrame
+from pdtransfer.session.deaths import Deaths
+from pdtransfer.session.frames import Frame, ProbeFrame, Rotated
 from pdtransfer.session.loader import Loader, unload
-from pdtransfer.session.probe import Prober, ProbeResult
+from pdtransfer.session.moves import Moves
+from pdtransfer.session.probe import Prober
+from pdtransfer.session.proofs import Proofs
 
 logger = logging.getLogger(__name__)
 
 REPROBE = 1.0
 """Seconds before a connected peer that failed its probe is probed again."""
-DEATH_PROGRESS = 0.2
-"""Seconds of progress before a dead peer's bytes count as landed."""
 
 
 class Hooks(Protocol):
@@ -43,7 +43,11 @@ class Hooks(Protocol):
     def on_drained(self, peer: Peer) -> None: ...
     def on_forgotten(self, peer: Peer) -> None: ...
     def owes(self, peer: Peer) -> bool: ...
-    def drained(self, agent_name: str) -> bool: ...
+    def drained(self, first_agent: str) -> bool: ...
+    def uses(self, peer: Peer, generation: int) -> bool: ...
+    def on_loaded(self, peer: Peer) -> None: ...
+    def on_unloaded(self, peer: Peer, card: RankCard) -> None: ...
+    def on_agents_destroyed(self, peer: Peer, oldest: int) -> None: ...
     def on_frame(self, peer: Peer, frame: Frame) -> None: ...
 
 
@@ -60,6 +64,9 @@ class Wiring:
         self.loader = Loader(core, self._refusal, self._loaded)
         self.connections = Connections(core, self)
         self.prober = Prober(core, lambda: self.card, hcas)
+        self.proofs = Proofs(core, self.prober, self)
+        self._moves = Moves(core, self)
+        self._deaths = Deaths(core, lambda: self.card, self.on_drained)
         self.verdicts: tuple[Verdict, ...] = ()
         core.ticks.append(self._tick)
 
@@ -67,6 +74,20 @@ class Wiring:
     def peers(self) -> Mapping[PeerKey, Peer]:
         """Who the roster names."""
         return self._peers
+
+    def connected(self) -> list[Peer]:
+        """Those of `known` with a control connection."""
+        return [p for p in self.known() if p.channel is not None]
+
+    def known(self) -> list[Peer]:
+        """These, and those that it named and that are not let go."""
+        return [*self._peers.values(), *self._retired]
+
+    def revocable(self, card: RankCard) -> bool:
+        """Destroying this rank's agent stops every write of that peer."""
+        process = card.process
+        dead = process is not None and same_namespace(self.card, card) and is_dead(process)
+        return dead or revocable(self.card, card)
 
     def current(self, key: PeerKey, card: RankCard) -> Peer | None:
         """The peer behind a card, if it is still the one the roster names and is not refused."""
@@ -89,6 +110,8 @@ class Wiring:
             self._retire(self._peers.pop(key), replaced)
         for card in change.added:
             self._add(card)
+        for card in change.rotated:
+            self._moves.adopt(self._peers[key_of(card)], card)
         self._publish()
 
     def _add(self, card: RankCard) -> None:
@@ -105,7 +128,7 @@ class Wiring:
             peer.probed_at = time.monotonic()
             self.judge(peer, VerdictState.UNREACHABLE if known else VerdictState.REFUSED, *why)
         elif peer.channel is not None:
-            self._start_probe(peer)
+            self.proofs.start(peer)
         elif self.card.role is Role.DECODE and not any(not t.done() for t in peer.tasks):
             self._dial(peer)
 
@@ -132,10 +155,11 @@ class Wiring:
         self._retired.remove(peer)
         self._peers[peer.key] = peer
         peer.retired, peer.since = False, time.monotonic()
+        self._moves.adopt(peer, card)
         if not peer.loaded:
             self.loader.want(peer)  # it left before its turn, or was refused
         elif peer.channel is not None:
-            self._start_probe(peer)
+            self.proofs.start(peer)
         elif self.card.role is Role.DECODE:
             for task in peer.tasks:
                 task.cancel()
@@ -159,7 +183,7 @@ class Wiring:
         """Probe these pods' ranks (all when empty)."""
         for peer in self._peers.values():
             if peer.channel is not None and (not pod_uids or peer.card.pod_uid in pod_uids):
-                self._start_probe(peer)
+                self.proofs.start(peer)
 
     # --- connections (connections.Owner) ----------------------------------------------------
 
@@ -171,7 +195,7 @@ class Wiring:
         """Repeat what the peer may have missed, and prove that bytes move."""
         self.hooks.on_connected(peer)
         if not peer.retired:
-            self._start_probe(peer)
+            self.proofs.start(peer)
 
     def on_disconnected(self, peer: Peer) -> None:
         """Who waits for its answer waits no more."""
@@ -185,59 +209,45 @@ class Wiring:
         """A frame of a rostered peer, or of one that owes a fence."""
         if isinstance(frame, ProbeFrame):
             self.prober.on_frame(peer, frame)
+        elif isinstance(frame, Rotated):
+            self._moves.on_news(peer, frame)
         else:
             self.hooks.on_frame(peer, frame)
 
-    # --- probes -----------------------------------------------------------------------------
+    # --- agents that change ------------------------------------------------------------------
 
-    def _start_probe(self, peer: Peer) -> None:
-        if peer.probing or not peer.loaded:
-            return
-        peer.probing, peer.probed_at = True, time.monotonic()
-        if peer.verdict.state is not VerdictState.WIRED:
-            self.judge(peer, VerdictState.PROBING, "Probing", peer.verdict.message)
-        peer.tasks = [t for t in peer.tasks if not t.done()]
-        peer.tasks.append(self._core.spawn(self._probe(peer), f"probe-{peer.label}"))
+    def on_own_agent(self, loaded: Collection[str]) -> None:
+        """This rank took a new agent, which knows those peers by their agents' names."""
+        for peer in self.known():
+            peer.loaded, peer.reload = peer.card.agent_name in loaded, False
+            if not peer.loaded and not peer.retired:
+                self.loader.want(peer)
+            elif peer.channel is not None and not peer.retired:
+                self.proofs.start(peer)
 
-    async def _probe(self, peer: Peer) -> None:
-        channel = peer.channel
-        try:
-            result = await self.prober.probe(peer)
-        except Exception as error:
-            if isinstance(error, AgentFailure):
-                self.reload(peer)
-            elif not isinstance(error, TransferError):
-                logger.exception("%s: the probe of %s broke", self._core.name, peer.label)
-            if peer.channel is channel and not peer.retired:
-                bad = isinstance(error, ChecksumMismatch | LayoutMismatch)
-                state = VerdictState.REFUSED if bad else VerdictState.UNREACHABLE
-                told = error if isinstance(error, TransferError) else TransferError(f"the probe broke: {error!r}")
-                self.judge(peer, state, told.reason, told.message)
-                self._core.count("probes_total", outcome="failed")
-            return
-        finally:
-            peer.probing = False
-        if peer.channel is channel and not peer.retired:
-            self._wired(peer, result)
+    def fences(self, peer: Peer) -> bool:
+        """The end of its agent stops every write of this rank to it."""
+        return revocable(peer.card, self.card)
 
-    def _wired(self, peer: Peer, result: ProbeResult) -> None:
-        changed = result.samples - result.stable_samples
-        emulated = "; VRAM emulated on host memory" if peer.verdict.emulated_vram else ""
-        self.judge(
-            peer,
-            VerdictState.WIRED,
-            "Verified",
-            f"{changed} of {result.samples} sampled pages changed meanwhile" if changed else "",
-            bytes_moved=result.nbytes,
-            seconds=result.seconds,
-            bandwidth=result.rate,
-            checksum_ok=True,
-            transport=result.lane.transport,
-            evidence=f"checksummed READ and WRITE; {result.lane.evidence}{emulated}",
-        )
-        self._core.count("probes_total", outcome="succeeded")
+    def on_loaded(self, peer: Peer) -> None:
+        """A peer's new agent was loaded."""
+        self.hooks.on_loaded(peer)
+        if peer.channel is not None and not peer.retired:
+            self.proofs.start(peer)
 
-    # --- verdicts, death, retirement --------------------------------------------------------
+    def on_unloaded(self, peer: Peer, card: RankCard) -> None:
+        """An older one was forgotten."""
+        self.hooks.on_unloaded(peer, card)
+
+    def on_agents_destroyed(self, peer: Peer, oldest: int) -> None:
+        """A peer's agents before that generation are gone."""
+        self.hooks.on_agents_destroyed(peer, oldest)
+
+    def uses(self, peer: Peer, generation: int) -> bool:
+        """Something was begun to that agent of the peer and may still succeed."""
+        return self.hooks.uses(peer, generation)
+
+    # --- verdicts, retirement ---------------------------------------------------------------
 
     def judge(self, peer: Peer, state: VerdictState, reason: str, message: str, **proof: Any) -> None:
         """A new finding about a peer of the roster."""
@@ -249,30 +259,19 @@ class Wiring:
         self.verdicts = tuple(p.verdict for p in self._peers.values())
         self._core.changed()
 
-    def drained(self, agent_name: str) -> bool:
-        """Nothing flies to an unrostered agent, and nothing will: its old connection is cut first."""
+    def drained(self, first_agent: str) -> bool:
+        """Nothing flies to an unrostered rank's agents, and nothing will: its old connection is cut first."""
         for peer in self._retired:
-            if peer.card.agent_name == agent_name and peer.channel is not None:
+            if peer.card.first_agent == first_agent and peer.channel is not None:
                 peer.channel.close()
-        return self.hooks.drained(agent_name)
-
-    def on_not_connected(self, peer: Peer) -> None:
-        """A retired peer whose side ended the connection, and whose control port then refuses us
-        or belongs to another incarnation, is a dead process. A roster entry that is gone, or a
-        connection that we ended, proves nothing."""
-        if peer.retired and peer.ended_there and peer.refused_since and not peer.dead:
-            peer.dead = True
-            self._core.spawn(self._bury(peer), f"bury-{peer.label}")
-
-    async def _bury(self, peer: Peer) -> None:
-        self._core.hot(1)
-        await asyncio.sleep(DEATH_PROGRESS)
-        self._core.hot(-1)
-        self.hooks.on_drained(peer)
+        return self.hooks.drained(first_agent)
 
     def _tick(self, now: float) -> None:
+        known = self.known()
+        self._moves.tick(known, now)
+        self._deaths.tick((p for p in known if self.hooks.owes(p)), now)
         for peer in list(self._retired):
-            if (self.hooks.owes(peer) and not peer.dead) or self._core.mover.flies_to(peer.card.agent_name):
+            if (self.hooks.owes(peer) and not peer.dead) or any(map(self._core.mover.flies_to, peer.agents)):
                 continue
             self._retired.remove(peer)
             if peer.channel is not None:
@@ -281,6 +280,7 @@ class Wiring:
                 task.cancel()
             self.prober.forget(peer)
             self.hooks.on_forgotten(peer)
+            self._moves.forget(peer)
             if peer.loaded:
                 unload(self._core, peer)
         for peer in self._peers.values():
@@ -292,7 +292,7 @@ class Wiring:
                 and peer.verdict.state in (VerdictState.UNREACHABLE, VerdictState.PROBING)
                 and now - peer.probed_at > REPROBE
             ):
-                self._start_probe(peer)
+                self.proofs.start(peer)
             if peer.channel is None and peer.loaded and now - peer.since > self._core.timeouts.connect:
                 peer.since = now
                 if self.card.role is Role.PREFILL:
