@@ -32,7 +32,9 @@ def as_pages(pages: PageList, items: int, side: str) -> PageArray:
 
 def distinct(array: PageArray, side: str) -> None:
     """Raise LayoutMismatch when a page is named twice."""
-    if len(np.unique(array)) != len(array):
+    # Not np.unique: its first call imports numpy.ma, 15 to 40 ms of the first request.
+    ordered = np.sort(array)
+    if (ordered[1:] == ordered[:-1]).any():
         raise LayoutMismatch(f"the {side} page list names a page twice")
 
 
