@@ -18,8 +18,10 @@ from pdtransfer.session.calibrate import PIECE, PIECES, short_pieces
 from pdtransfer.session.core import Core
 from pdtransfer.session.scratch import Scratch
 
-REPEATS = 3
-"""Timed WRITEs of each shape; the fastest counts, since other work only makes them slower."""
+ROUNDS = (3, 12)
+ENOUGH = 0.02
+"""Seconds. WRITEs of each shape are repeated until they took that long, within ROUNDS; the fastest counts, since
+other work only makes them slower."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,9 @@ class ScratchMoves:
             shapes["short"] = (short_pieces(local), short_pieces(remote))
         found: dict[str, list[float]] = {}
         nbytes = 0
-        for _ in range(REPEATS):
+        for turn in range(ROUNDS[1]):
+            if turn >= ROUNDS[0] and sum(sum(times) for times in found.values()) > ENOUGH:
+                break
             for shape, (here, there) in shapes.items():
                 found.setdefault(shape, []).append(await self.move(peer, "WRITE", here, there))
                 nbytes += int(here[:, 1].sum())
