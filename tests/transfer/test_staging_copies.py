@@ -237,6 +237,13 @@ def test_rows_beyond_the_slot_are_refused(staging, slot, first, count):
     assert np.array_equal(staging.slots(), before)
 
 
+def test_the_first_bytes_of_a_slot_can_be_read(staging):
+    values = noise(5, SLOTS * SLOT)
+    staging.fill(values)
+    assert np.array_equal(staging.copier.read(1, 100), values[SLOT : SLOT + 100])
+    assert len(staging.copier.read(2, 0)) == 0
+
+
 @pytest.mark.parametrize("number", [POOL // 64, -1])
 def test_a_row_that_the_pool_does_not_have_is_refused(number):
     staging = Staging(MemoryKind.DRAM)

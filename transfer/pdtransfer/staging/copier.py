@@ -104,10 +104,13 @@ class Copier:
         return self._run(copies, slot, self._scatter)
 
     def read(self, slot: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """The first bytes of a slot on the host (where it lies, if that is there). Waits for a device."""
+        """The first bytes of a slot: on the host a view, of a device a copy that is waited for."""
         start = slot * self._arena.slot_bytes
-        found: npt.NDArray[np.uint8] = self._slots[start : start + nbytes].cpu().numpy()
-        return found
+        found = self._slots[start : start + nbytes]
+        if self._arena.kind is MemoryKind.VRAM:
+            with self._torch.cuda.stream(self._stream):  # after what was packed
+                found = found.cpu()
+        return np.asarray(found.numpy(), dtype=np.uint8)
 
     def _pack(self, rows: Tensor, indices: Tensor, slot: Tensor) -> None:
         self._torch.index_select(rows, 0, indices, out=slot)
