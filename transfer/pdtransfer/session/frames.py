@@ -216,8 +216,8 @@ class Rotated(_Frame):
 
 
 class Moved(_Frame):
-    """Answer: that generation's agent is loaded, nothing is in flight to an older one of that sender and
-    nothing will be posted to one."""
+    """Answer: that generation's agent is loaded, nothing that was begun to an older one of that sender can
+    still succeed, and nothing will be posted to one. (What failed may still be in flight.)"""
 
     t: Literal["moved"] = "moved"
     generation: int = Field(gt=0, lt=1 << 31)

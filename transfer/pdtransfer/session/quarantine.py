@@ -34,8 +34,11 @@ class Quarantine:
     def judge(self, now: float, limits: Limits, *, failed: bool) -> Verdict:
         """`failed`: the last rotation did."""
         over = self.nbytes > limits.cap
-        if over and self.since is not None and now - self.since > limits.age and (
-            self.revocable_since is None or failed
+        if (
+            over
+            and self.since is not None
+            and now - self.since > limits.age
+            and (self.revocable_since is None or failed)
         ):
             return "overflow"
         if self.revocable_since is not None:

@@ -83,7 +83,7 @@ class Rooms:
         self.pending: dict[int, dict[PeerKey, Leg]] = {}
         self.draining: set[Leg] = set()
         """Legs that ended with handles in flight, or with one that errored."""
-        self._dead: dict[int, tuple[float, TransferError]] = {}
+        self._dead: dict[int, tuple[float, TransferError, int | None]] = {}
 
     def __len__(self) -> int:
         return len(self.open) + len(self.pending) + len(self.draining)
@@ -114,29 +114,27 @@ class Rooms:
                 del self.pending[leg.request.room]
 
     def uses(self, peer: Peer, generation: int) -> bool:
-        """Something was asked for that agent of the peer and is not over, or may have something in flight."""
+        """Something was asked for that agent of the peer and may still succeed."""
         legs = (*(leg for room in self.open.values() for leg in room.legs.values()), *self.waiting())
-        return any(
-            leg.peer is peer and leg.request.generation == generation
-            for leg in (*(leg for leg in legs if not leg.over), *self.draining)
-        )
+        return any(leg.peer is peer and leg.request.generation == generation and not leg.over for leg in legs)
 
     def waiting(self) -> Iterator[Leg]:
         """All requests whose room is not open."""
         return iter([leg for legs in self.pending.values() for leg in legs.values()])
 
-    def bury(self, number: int, error: TransferError, keep: float) -> None:
-        """The room failed before anyone asked: whoever asks within `keep` seconds is told."""
-        self._dead[number] = (time.monotonic() + keep, error)
+    def bury(self, number: int, error: TransferError, keep: float, attempt: int | None = None) -> None:
+        """The room failed before everyone asked: whoever asks within `keep` seconds is told. `attempt`: of
+        those who had asked; a later one waits for the engine to send the room again."""
+        self._dead[number] = (time.monotonic() + keep, error, attempt)
 
     def unbury(self, number: int) -> None:
         """The engine sends it again."""
         self._dead.pop(number, None)
 
-    def death(self, number: int) -> TransferError | None:
-        """Why the room died."""
+    def death(self, number: int, attempt: int) -> TransferError | None:
+        """Why the room died for this attempt."""
         found = self._dead.get(number)
-        return found[1] if found is not None else None
+        return found[1] if found is not None and (found[2] is None or attempt <= found[2]) else None
 
     def forget(self, peer: Peer) -> None:
         """The peer was let go: nothing more is heard of legs to it."""
