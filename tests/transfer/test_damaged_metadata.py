@@ -36,7 +36,7 @@ def test_damaged_metadata_never_reaches_the_agent_and_the_whole_card_wires_after
     real = decode.agent.add_peer
     decode.agent.add_peer = lambda metadata: (loaded.append(metadata), real(metadata))[1]  # type: ignore[method-assign]
     decode.endpoint.apply_peers([damaged(prefill.endpoint.card)])
-    assert until(lambda: decode.endpoint.verdicts)
+    assert until(lambda: decode.endpoint.verdicts and decode.endpoint.verdicts[0].state is not VerdictState.PROBING)
     (verdict,) = decode.endpoint.verdicts
     assert (verdict.state, verdict.reason) == (VerdictState.REFUSED, "BrokenSeal") and "damaged" in verdict.message
     assert loaded == []

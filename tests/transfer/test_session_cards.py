@@ -76,7 +76,7 @@ def broken_cards(good):
 def test_a_card_that_can_not_be_wired_is_refused_by_name(world, reason):
     prefill, decode = world.rank(Role.PREFILL), world.rank(Role.DECODE)
     decode.endpoint.apply_peers([broken_cards(prefill.endpoint.card)[reason]])
-    assert until(lambda: decode.endpoint.verdicts)
+    assert until(lambda: decode.endpoint.verdicts and decode.endpoint.verdicts[0].state is not VerdictState.PROBING)
     (verdict,) = decode.endpoint.verdicts
     assert (verdict.state, verdict.reason) == (VerdictState.REFUSED, reason), verdict.message
     assert not decode.agent.handles

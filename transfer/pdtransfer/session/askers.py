@@ -100,7 +100,7 @@ class Askers:
         card = peer.generation(request.generation)
         if request.generation < peer.oldest or card is None:
             raise PeerReplaced(f"agent generation {request.generation} of the decode rank is not wired here")
-        death = self._rooms.death(request.room)
+        death = self._rooms.death(request.room, request.attempt)
         if death is not None:
             raise death
         if self.draining and request.room not in self._rooms.open:

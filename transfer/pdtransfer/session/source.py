@@ -230,8 +230,9 @@ class SourceSide:
     def _fail_room(self, room: Room, error: TransferError) -> None:
         if room.error is None:
             room.error = error
-            if not room.legs:
-                self._rooms.bury(room.sender.room, error, self._core.timeouts.waiting)
+            if len(room.legs) < room.required:  # whoever has not asked yet would wait for nothing
+                asked = max((leg.request.attempt for leg in room.legs.values()), default=None)
+                self._rooms.bury(room.sender.room, error, self._core.timeouts.waiting, asked)
         for leg in list(room.legs.values()):
             self._abandon(leg, room.error)
         room.tell()
