@@ -122,7 +122,7 @@ class Askers:
         """Stop, and acknowledge once nothing can land any more."""
         identity = abort.identity
         leg = self._rooms.leg(abort.room, peer.key)
-        if leg is not None and leg.request.identity == identity:
+        if leg is not None and leg.request.identity == identity and leg.error is None:
             # A retracted request may come back with its next attempt, in either order with the
             # engine's next send: keep what was handed over for a moment.
             leg.retry_until = time.monotonic() + self._core.timeouts.settle
