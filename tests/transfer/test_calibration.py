@@ -182,7 +182,7 @@ def test_a_wires_rates_come_from_three_writes() -> None:
 def test_over_shared_memory_a_byte_costs_no_less_than_in_a_copy_that_fits_no_cache() -> None:
     """The block of a probe is copied within caches: 0.05 ns a byte; a pool's rows are packed at 4 GB/s."""
     start = Rates(source=CopyRates(4e9, 4e9, 0.0, 0.0))
-    fast = 100e-6, 100e-6 + 255 * (1e-6 + PIECE * 0.05e-9), 100e-6 + (MIB - PIECE) * 0.05e-9, MIB
+    fast = 100e-6, 100e-6 + (PIECES - 1) * (1e-6 + PIECE * 0.05e-9), 100e-6 + (MIB - PIECE) * 0.05e-9, MIB
     for transport in ("shared", "tcp"):
         wire = wire_rates(start, transport, *fast).wire
         assert (wire.source_piece, wire.source_byte) == (pytest.approx(1e-6), pytest.approx(0.25e-9))
@@ -204,8 +204,9 @@ def test_odd_writes_leave_the_transports_defaults(transport: str) -> None:
 def test_short_pieces_lie_in_one_block_with_gaps_that_nothing_merges_over() -> None:
     pieces = short_pieces(10_000)
     assert pieces.shape == (PIECES, 3) and pieces[0].tolist() == [10_000, PIECE, 0]
-    assert (np.diff(pieces[:, 0].astype(np.int64)) == 2 * PIECE).all()
-    assert int(pieces[-1, 0]) + PIECE <= 10_000 + MIB
+    places = np.unique(pieces[:, 0].astype(np.int64))
+    assert (np.diff(places) == 2 * PIECE).all() and (np.diff(pieces[:, 0].astype(np.int64)) != PIECE).all()
+    assert int(places[-1]) + PIECE <= 10_000 + MIB
 
 
 @pytest.mark.parametrize(
@@ -258,4 +259,4 @@ def test_a_probe_leaves_rates_with_the_peer_and_counts_its_block_once(world: Wor
         assert (peer.rates.source, peer.rates.destination) == (held, held)
         assert held != HOST_COPY and 1e8 < held.pack < 1e12 and 1e8 < held.scatter < 1e12
         # Samples of 8 pages; one short piece, one long piece and PIECES short ones, three times at least.
-        assert 8 + 3 * 3 <= rank.agent.posts <= 8 + 3 * 12
+        assert 8 + 3 * 3 <= rank.agent.posts <= 8 + 3 * 6

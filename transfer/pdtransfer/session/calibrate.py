@@ -34,9 +34,13 @@ PASSES = 5
 HOST_POOL = 64 << 20
 DEADLINE = 2.0
 """Seconds for all passes of one memory kind."""
-PIECES = 256
+PIECES = 1024
 PIECE = 1 << 10
 """Short pieces of one timed write to a peer, and bytes of each."""
+PLACES = 256
+"""Places in a block that they lie in, again and again."""
+BLOCKS = 4
+"""Times that a long timed write moves its block."""
 
 _COPY_RATE = (1e8, 1e14)
 _ROW_SECONDS = (0.0, 1e-5)
@@ -159,9 +163,14 @@ class _CopyBench:
 def short_pieces(address: int) -> Descriptors:
     """(PIECES, 3): pieces with gaps between them, in host memory from `address` on; nothing is merged."""
     found = np.zeros((PIECES, 3), dtype=np.uint64)
-    found[:, 0] = address + 2 * PIECE * np.arange(PIECES)
+    found[:, 0] = address + 2 * PIECE * (np.arange(PIECES) % PLACES)
     found[:, 1] = PIECE
     return found
+
+
+def long_pieces(address: int, size: int) -> Descriptors:
+    """(BLOCKS, 3): the same block several times."""
+    return np.array([[address, size, 0]] * BLOCKS, dtype=np.uint64)
 
 
 def transport_of(lane: str, mine: RankCard, theirs: RankCard) -> Transport:
@@ -185,7 +194,7 @@ def _shares(transports: tuple[str, ...]) -> bool:
 
 def wire_rates(rates: Rates, transport: Transport, one: float, short: float, long: float, nbytes: int) -> Rates:
     """`rates` with the wire of a peer, from the seconds of three writes: one piece of PIECE bytes, PIECES of
-    them, and one piece of `nbytes`. What is odd keeps the transport's default.
+    them, and `nbytes` in BLOCKS pieces. What is odd keeps the transport's default.
 
     The probe's block lies in caches and a pool does not: where the CPU moves the bytes, a byte costs no
     less than in a long row that is packed."""

@@ -159,8 +159,8 @@ class Prober:
             taken = lane(self._hcas, counted, counted_bytes(self._hcas), sent, same_host=same_host)
             return ProbeResult(
                 moved + size,
-                seconds + timed.long,
-                size / max(timed.long, 1e-9),
+                seconds + timed.long * size / timed.size,
+                timed.size / max(timed.long, 1e-9),
                 len(stable),
                 len(samples),
                 taken,

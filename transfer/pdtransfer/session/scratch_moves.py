@@ -14,12 +14,12 @@ from pdtransfer.contract.base import MemoryKind
 from pdtransfer.errors import DeadlineExceeded
 from pdtransfer.mover.executor import Batch, Job
 from pdtransfer.peers import Peer
-from pdtransfer.session.calibrate import PIECE, PIECES, short_pieces
+from pdtransfer.session.calibrate import BLOCKS, PIECE, PLACES, long_pieces, short_pieces
 from pdtransfer.session.core import Core
 from pdtransfer.session.scratch import Scratch
 
-ROUNDS = (3, 12)
-ENOUGH = 0.02
+ROUNDS = (3, 6)
+ENOUGH = 0.03
 """Seconds. WRITEs of each shape are repeated until they took that long, within ROUNDS; the fastest counts, since
 other work only makes them slower."""
 
@@ -27,7 +27,7 @@ other work only makes them slower."""
 @dataclass(frozen=True)
 class Timed:
     """Fastest of several WRITEs: seconds of one short piece, of PIECES short ones (NaN: not tried) and of
-    one piece of `size` bytes; bytes of all of them together."""
+    `size` bytes in BLOCKS pieces; `nbytes` of all of them together."""
 
     one: float
     short: float
@@ -59,9 +59,9 @@ class ScratchMoves:
         """Write the block, several times and in several shapes: the bytes are always the same ones."""
         shapes = {
             "one": (one_piece(local, PIECE), one_piece(remote, PIECE)),
-            "long": (one_piece(local, size), one_piece(remote, size)),
+            "long": (long_pieces(local, size), long_pieces(remote, size)),
         }
-        if size >= 2 * PIECE * PIECES:
+        if size >= 2 * PIECE * PLACES:
             shapes["short"] = (short_pieces(local), short_pieces(remote))
         found: dict[str, list[float]] = {}
         nbytes = 0
@@ -72,7 +72,7 @@ class ScratchMoves:
                 found.setdefault(shape, []).append(await self.move(peer, "WRITE", here, there))
                 nbytes += int(here[:, 1].sum())
         least = {shape: min(times) for shape, times in found.items()}
-        return Timed(least["one"], least.get("short", math.nan), least["long"], size, nbytes)
+        return Timed(least["one"], least.get("short", math.nan), least["long"], BLOCKS * size, nbytes)
 
     async def move(
         self,
