@@ -214,6 +214,7 @@ def test_a_decode_that_vanishes_fails_the_send_and_not_the_others(world):
     ask(decode, 1, [4])
     sender = give(prefill, 1, [1], finish=False)
     assert until(lambda: sender.state is TransferState.TRANSFERRING)
+    assert until(lambda: decode.pool.holds(1, [4]))  # nothing is left to post to it
     world.hub.disconnect(decode.agent.name)
     decode.endpoint.close()
     assert sender.wait(4) is FAILED

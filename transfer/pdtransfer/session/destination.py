@@ -1,18 +1,16 @@
-"""Decode side: ask every prefill rank that holds a part, wait, and never give pages back early.
+"""Decode side: ask every prefill rank that holds a part, and hear how it goes.
 
 A leg is one prefill rank's part of one room. Requests are repeated after a reconnect (the source
 knows identities it served); aborts too, until every leg is settled: done, drain acknowledged, or
-its source confirmed dead. What a late write could hit waits for that: the pages of legs that are written
-in place, the slots of the others (intake).
+its source confirmed dead. What a receive holds, and when it is free, is in custody.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import threading
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -27,59 +25,28 @@ from pdtransfer.errors import (
     PeerUnreachable,
     TransferError,
 )
-from pdtransfer.mover.ledger import PageLedger
-from pdtransfer.peers import Peer, key_of
+from pdtransfer.peers import Peer
 from pdtransfer.session.api import TransferState
 from pdtransfer.session.core import Core
+from pdtransfer.session.custody import Custody
 from pdtransfer.session.depot import Depot
 from pdtransfer.session.digests import Digests
 from pdtransfer.session.frames import Abort, AbortAck, Done, Failed, SlotFilled, SlotsWanted, Started
-from pdtransfer.session.intake import Intake
 from pdtransfer.session.opening import Opener
-from pdtransfer.session.pairs import Pairs
 from pdtransfer.session.quarantine import Quarantine, measure, owed
 from pdtransfer.session.receives import BY_REASON, Leg, Receive
 from pdtransfer.session.transfers import ReceiveTransfer
 from pdtransfer.session.wiring import Wiring
 
-_OfLeg = Started | Done | Failed | AbortAck | SlotsWanted | SlotFilled
 
-
-class DestinationSide:
+class DestinationSide(Custody):
     """Receives. `open` runs in the engine's thread, everything else in the core's."""
 
     def __init__(self, core: Core, wiring: Wiring, depot: Depot) -> None:
-        self._core = core
-        self._wiring = wiring
-        self._lock = threading.Lock()
-        self.ledger = PageLedger()
-        self._live: dict[tuple[int, int], Receive] = {}
-        self._settling: dict[tuple[int, int], Receive] = {}
-        self.pairs = Pairs(lambda: wiring.card)
+        super().__init__(core, wiring, depot)
         self._opener = Opener(core.config, wiring, self.pairs)
         self._digests = Digests(core, lambda: wiring.card)
-        self.intake = Intake(
-            core,
-            wiring,
-            depot,
-            self.pairs,
-            fail=self._fail,
-            arrived=self._arrived,
-            lives=lambda receive: self._live.get(receive.key) is receive,
-            writing=self._scatters,
-        )
         core.ticks.append(self._tick)
-
-    @property
-    def inflight(self) -> int:
-        """Receives that go on or whose sources have not settled."""
-        return len(self._live) + len(self._settling)
-
-    @property
-    def quarantined_bytes(self) -> int:
-        """Bytes of pages and slots that a late write may still hit."""
-        with self._lock:
-            return self.ledger.quarantined_bytes + self.intake.book.quarantined_bytes
 
     # --- the engine's thread ----------------------------------------------------------------
 
@@ -97,16 +64,12 @@ class DestinationSide:
         """Check, take the pages and start asking."""
         key = (room, attempt)
         legs = self._opener.legs(room, attempt, sources, pages, first_page, tokens, memory, pools or {})
-        mine = self._wiring.card
-        page_bytes = sum(r.item_bytes for r in mine.layout.regions if not r.pool)
-        writers = [place for place, leg in legs.items() if leg.in_place]
-        with self._lock:
-            self.ledger.acquire(key, _owned(pages, pools or {}), writers, page_bytes)
+        self.acquire(key, legs, pages, pools or {})
         transfer = ReceiveTransfer(
             room,
             attempt,
             abort=lambda reason: self._core.call(self._abort, key, reason),
-            releasable=lambda: self._releasable(key),
+            releasable=lambda: self.releasable(key),
         )
         self._core.track(transfer.cell)
         now = time.monotonic()
@@ -119,10 +82,6 @@ class DestinationSide:
         )
         self._core.call(self._begin, receive)
         return transfer
-
-    def _releasable(self, key: tuple[int, int]) -> bool:
-        with self._lock:
-            return self.ledger.releasable(key)
 
     # --- the core's thread ------------------------------------------------------------------
 
@@ -150,6 +109,7 @@ class DestinationSide:
         for receive, leg in self._legs_of(peer):
             if receive.key in self._live:
                 if not leg.done:
+                    self._core.count("request_repeats_total", leg.sent)
                     self._ask(peer, leg)
                     self.intake.again(leg)
             elif leg.sent and not leg.settled:
@@ -221,8 +181,7 @@ class DestinationSide:
         try:
             for leg in receive.legs.values():
                 pages = {lane.number: np.array(leg.page_list(lane), dtype=np.int64) for lane in leg.pair.plan.lanes}
-                lives = lambda: self._live.get(receive.key) is receive  # noqa: E731
-                found = await self._digests.of(leg.pair, pages, source=False, lives=lives)
+                found = await self._digests.of(leg.pair, pages, source=False, lives=lambda: self._lives(receive))
                 receive.deadline = time.monotonic() + self._core.timeouts.transfer
                 if found != leg.digest:
                     label = leg.peer.label if leg.peer else ""
@@ -232,7 +191,7 @@ class DestinationSide:
             self._fail(receive, TransferError(f"the digest could not be computed: {error!r}"))
         finally:
             self._core.hot(-1)
-        if self._live.get(receive.key) is receive:
+        if self._lives(receive):
             self._succeed(receive)
 
     def on_failed(self, peer: Peer, frame: Failed) -> None:
@@ -268,8 +227,7 @@ class DestinationSide:
         for receive, leg in self._legs_of(peer):
             if leg.sent and not leg.settled:
                 self._fail(receive, errors.PeerUnreachable("the source ended", peer=peer.label))
-                self._core.count("quarantine_released_total", fence="source_end")
-                self._settle(receive, leg)
+                self._settle(receive, leg, "source_end")
 
     def quarantine(self) -> Quarantine:
         """What waits for a fence."""
@@ -286,94 +244,12 @@ class DestinationSide:
             for leg in [leg for leg in owed(receive) if leg.request.generation < oldest]:
                 self._fail(receive, DeadlineExceeded("it did not end before its agent had to be replaced"))
                 if self._wiring.revocable(leg.card):
-                    self._core.count("quarantine_released_total", fence="rotation")
-                    self._settle(receive, leg)
-
-    def owes(self, peer: Peer) -> bool:
-        """A fence from this peer is still wanted."""
-        return any(leg.sent and not leg.settled for _, leg in self._legs_of(peer))
-
-    def _legs_of(self, peer: Peer) -> list[tuple[Receive, Leg]]:
-        return [
-            (receive, leg)
-            for receive in (*self._live.values(), *self._settling.values())
-            for leg in receive.legs.values()
-            if leg.peer is peer
-        ]
-
-    def _find(self, peer: Peer, frame: _OfLeg) -> tuple[Receive | None, Leg | None]:
-        key = (frame.room, frame.attempt)
-        receive = self._live.get(key) or self._settling.get(key)
-        leg = receive.legs.get(peer.key) if receive else None
-        if leg is None or leg.peer is not peer or leg.request.identity != frame.identity:
-            self._core.count("stray_frames")
-            return None, None
-        return receive, leg
+                    self._settle(receive, leg, "rotation")
 
     def _abort(self, key: tuple[int, int], reason: str) -> None:
         receive = self._live.get(key)
         if receive is not None:
             self._fail(receive, Aborted(f"decode gave up: {reason}"))
-
-    def _settle(self, receive: Receive, leg: Leg) -> None:
-        leg.settled = True
-        with self._lock:
-            self.ledger.writer_settled(receive.key, key_of(leg.card))
-        if leg.done or self._live.get(receive.key) is not receive:
-            self.intake.release(leg)
-        settled = all(other.settled for other in receive.legs.values())
-        if settled and self._settling.pop(receive.key, None) is not None:
-            self._core.changed()
-
-    def _succeed(self, receive: Receive) -> None:
-        del self._live[receive.key]
-        self._progress(receive, False)
-        with self._lock:
-            self.ledger.complete(receive.key)
-        first = min(receive.legs.values(), key=lambda leg: leg.card.rank)
-        receive.transfer.received_metadata = first.metadata
-        self._core.count("transfers_total", outcome="succeeded")
-        self._core.count("bytes_total", receive.bytes_done, direction="received")
-        receive.transfer.cell.move(TransferState.SUCCESS)
-        self._core.changed()
-
-    def _fail(self, receive: Receive, error: TransferError) -> None:
-        if self._live.pop(receive.key, None) is None:
-            return
-        self._progress(receive, False)
-        error = error.about(room=receive.key[0], bytes_done=error.bytes_done or receive.bytes_done)
-        with self._lock:
-            self.ledger.quarantine(receive.key)
-        self._settling[receive.key] = receive
-        receive.failed_at = time.monotonic()
-        for leg in receive.legs.values():
-            self.intake.quarantine(leg)
-            if leg.settled:
-                self.intake.release(leg)
-            elif not leg.sent:
-                self._settle(receive, leg)
-            elif leg.peer is not None:
-                self._wiring.send(leg.peer, Abort(**leg.request.ids, reason=f"{error.reason}: {error.message}"))
-        if all(leg.settled for leg in receive.legs.values()):
-            self._settling.pop(receive.key, None)
-        self._core.count("transfers_total", outcome="failed")
-        receive.transfer.cell.move(TransferState.FAILED, error)
-        self._core.changed()
-
-    def _scatters(self, receive: Receive, leg: Leg, begins: bool) -> None:
-        """A scatter that goes on writes into the pages, whoever gave the request up meanwhile."""
-        writer = ("scatter", key_of(leg.card))
-        with self._lock:
-            if begins:
-                self.ledger.writer_joined(receive.key, writer)
-            elif not leg.scattering:
-                self.ledger.writer_settled(receive.key, writer)
-
-    def _progress(self, receive: Receive, wanted: bool) -> None:
-        """A target of TCP writes must progress while its bytes come, and only then."""
-        if wanted != receive.progressing:
-            receive.progressing = wanted
-            self._core.hot(1 if wanted else -1)
 
     def _tick(self, now: float) -> None:
         for receive in list(self._live.values()):
@@ -382,13 +258,10 @@ class DestinationSide:
             lost = [leg for leg in late if leg.peer is not None and leg.peer.channel is None]
             if now > receive.deadline:
                 state = receive.transfer.cell.state
+                waits = state is TransferState.WAITING
+                self._core.count("deadlines_total", state="waiting" if waits else "transfer")
                 self._fail(receive, DeadlineExceeded(f"{state} for too long", peer=names))
             elif not lost:
                 receive.connect_by = now + self._core.timeouts.connect
             elif now > receive.connect_by or any(leg.peer and leg.peer.refused_since for leg in lost):
                 self._fail(receive, PeerUnreachable("the control connection is gone", peer=names))
-
-
-def _owned(pages: Sequence[int], pools: Mapping[str, Sequence[int]]) -> list[Hashable]:
-    """Pages as the ledger tells them apart: numbers of the KV pages, others with their page space."""
-    return [*(int(p) for p in pages), *((pool, int(p)) for pool, held in pools.items() for p in held)]

@@ -8,7 +8,6 @@ frames and progress go on in between.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import deque
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.errors import LayoutMismatch, TransferError
-from pdtransfer.peers import real_kind
+from pdtransfer.peers import key_of, real_kind
 from pdtransfer.plan import Block, Lane
 from pdtransfer.session.core import Core
 from pdtransfer.session.coverage import Area
@@ -87,7 +86,7 @@ class Intake:
             told = f"total: {frame.total} slots were asked for, {most} blocks can not be more"
             self._fail(receive, LayoutMismatch(told, peer=_label(leg)))
         else:
-            self.book.want(leg.card.pod_uid, leg, frame.arena, frame.total)
+            self.book.want(key_of(leg.card), leg, frame.arena, frame.total)
             self._lend()
 
     def on_filled(self, receive: Receive, leg: Leg, frame: SlotFilled) -> None:

@@ -110,5 +110,8 @@ class Receive:
     bytes_done: int = 0
     failed_at: float = 0.0
     """Monotonic seconds."""
-    checking: bool = False
-    """Its digest is being computed."""
+
+    @property
+    def strategy(self) -> str:
+        """How its unequal slices travel (the first leg's, where they differ)."""
+        return next((leg.request.strategy for leg in self.legs.values()), "direct")

@@ -3,13 +3,15 @@
 A leg (one source's part of one request) says how many slots it wants over its whole life and holds at
 most `PER_LEG` of an arena at a time. A slot is lent again once its bytes were scattered (`spend`), or
 once nothing of its leg can land any more (`release`). Until then the slots of a failed leg are in
-quarantine: a late write can hit them, and nothing else of this rank.
+quarantine: a late write can hit them, and nothing else of this rank. A peer that is slow, or stopped,
+keeps its slots, so it may hold at most twice as many as are free then (dynamic thresholds, Choudhury and
+Hahne 1998): the others always find some.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -27,6 +29,7 @@ class Ticket:
     arena: MemoryKind
     slot: int
     leg: Hashable
+    peer: Hashable
 
 
 @dataclass
@@ -47,6 +50,15 @@ class _Arena:
     turns: dict[Hashable, deque[Hashable]] = field(default_factory=dict)
     """By peer, in turn: legs that may be lent a slot now, in turn."""
     wishes: dict[Hashable, _Wish] = field(default_factory=dict)
+    held: Counter[Hashable] = field(default_factory=Counter)
+    """Slots by peer, those in quarantine too."""
+
+    def back(self, ticket: Ticket) -> None:
+        """Its slot is free."""
+        self.free.append(ticket.slot)
+        self.held[ticket.peer] -= 1
+        if not self.held[ticket.peer]:
+            del self.held[ticket.peer]
 
 
 class SlotBook:
@@ -80,17 +92,20 @@ class SlotBook:
     def lend(self) -> Iterator[Ticket]:
         """Lend free slots to who waits, one by one, in turn."""
         for kind, held in self._arenas.items():
-            while held.free and held.turns:
-                peer, legs = next(iter(held.turns.items()))
+            while held.free:
+                peer = next((p for p in held.turns if held.held[p] < 2 * len(held.free)), None)
+                if peer is None:
+                    break
+                legs = held.turns.pop(peer)
                 leg = legs.popleft()
-                del held.turns[peer]
                 if legs:
                     held.turns[peer] = legs  # to the end of the line
                 wish = held.wishes[leg]
-                ticket = Ticket(next(self._numbers), kind, held.free.pop(), leg)
+                ticket = Ticket(next(self._numbers), kind, held.free.pop(), leg, peer)
                 wish.queued = False
                 wish.granted += 1
                 wish.out += 1
+                held.held[peer] += 1
                 self._out.setdefault(leg, {})[ticket.number] = ticket
                 self._queue(held, leg, wish)
                 yield ticket
@@ -110,7 +125,7 @@ class SlotBook:
             return
         if not self._out[ticket.leg]:
             del self._out[ticket.leg]
-        held.free.append(ticket.slot)
+        held.back(ticket)
         wish = held.wishes.get(ticket.leg)
         if wish is not None:
             wish.out -= 1
@@ -127,7 +142,7 @@ class SlotBook:
         self._drop(leg)
         self._quarantined.discard(leg)
         for ticket in self._out.pop(leg, {}).values():
-            self._arenas[ticket.arena].free.append(ticket.slot)
+            self._arenas[ticket.arena].back(ticket)
 
     def counts(self) -> dict[str, int]:
         """Slots over all arenas by state: free, granted, quarantined."""
