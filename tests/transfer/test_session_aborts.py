@@ -29,7 +29,7 @@ def test_an_abort_by_prefill_reaches_decode_at_once(world, when):
         sender = prefill.endpoint.send(room=1, tokens=TOKENS - 1)
         sender.abort("cancelled")
     else:
-        prefill.agent.faults.delay_polls = 2000
+        prefill.agent.faults.delay_polls = 300  # given up, its handles are polled every 2 ms only
         receiver = ask(decode, 1, [4])
         sender = give(prefill, 1, [1], finish=False)
         assert until(lambda: receiver.state is TransferState.TRANSFERRING)
