@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE := 1
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-.venv/.ready: pyproject.toml constraints.txt hack/setup.sh hack/requirements.txt
+.venv/.ready: pyproject.toml constraints.txt hack/setup.sh hack/requirements.txt transfer/pdtransfer/staging/_rows.c
 	@hack/setup.sh
 
 setup: .venv/.ready ## Virtual environment in .venv, packages in the cache
