@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pdtransfer.agent.port import AgentFailure, AgentPort
-from pdtransfer.errors import DeadlineExceeded, TransferError
+from pdtransfer.errors import Aborted, DeadlineExceeded, TransferError
 from pdtransfer.mover.executor import Mover
 from pdtransfer.session.api import EndpointConfig, TransferState
 from pdtransfer.session.generations import Generations
@@ -185,6 +185,14 @@ class Core:
     def count(self, name: str, amount: float = 1, **labels: object) -> None:
         """Add to a counter of contract/metrics.py."""
         self.metrics.count(name, amount, **labels)
+
+    def ended(self, began: float, strategy: str, error: TransferError | None) -> None:
+        """Measure a transfer that began at `began` (monotonic seconds) and ended now."""
+        outcome = "succeeded" if error is None else "aborted" if isinstance(error, Aborted) else "failed"
+        if error is not None:
+            self.count("failures_total", reason=error.reason)
+        self.count("transfers_total", strategy=strategy, outcome=outcome)
+        self.metrics.observe("transfer_seconds", time.monotonic() - began, strategy=strategy, outcome=outcome)
 
     def listen(self, callback: Callable[[], None]) -> None:
         """Call back on changes."""

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from pdtransfer.errors import Aborted, TransferError
+from pdtransfer.errors import TransferError
 from pdtransfer.mover.ledger import PageLedger
 from pdtransfer.peers import Peer, PeerKey, key_of
 from pdtransfer.session.api import TransferState
@@ -138,7 +138,7 @@ class Custody:
             self.ledger.complete(receive.key)
         first = min(receive.legs.values(), key=lambda leg: leg.card.rank)
         receive.transfer.received_metadata = first.metadata
-        self._measure(receive, "succeeded")
+        self._measure(receive)
         receive.transfer.cell.move(TransferState.SUCCESS)
         self._core.changed()
 
@@ -161,22 +161,17 @@ class Custody:
                 self._wiring.send(leg.peer, Abort(**leg.request.ids, reason=f"{error.reason}: {error.message}"))
         if all(leg.settled for leg in receive.legs.values()):
             self._settling.pop(receive.key, None)
-        self._core.count("failures_total", reason=error.reason)
-        self._measure(receive, "aborted" if isinstance(error, Aborted) else "failed")
+        self._core.ended(receive.began, receive.strategy, error)
         receive.transfer.cell.move(TransferState.FAILED, error)
         self._core.changed()
 
-    def _measure(self, receive: Receive, outcome: str) -> None:
-        metrics, strategy = self._core.metrics, receive.strategy
-        metrics.count("transfers_total", strategy=strategy, outcome=outcome)
-        metrics.observe("transfer_seconds", time.monotonic() - receive.began, strategy=strategy, outcome=outcome)
-        if outcome != "succeeded":
-            return
-        metrics.observe("transfer_bytes", receive.bytes_done)
+    def _measure(self, receive: Receive) -> None:
+        self._core.ended(receive.began, receive.strategy, None)
+        self._core.metrics.observe("transfer_bytes", receive.bytes_done)
         for leg in receive.legs.values():
             lane = leg.peer.verdict.transport if leg.peer is not None else ""
             how = {"strategy": leg.request.strategy, "transport": lane or "Unknown"}
-            metrics.count("bytes_total", leg.nbytes, direction="received", **how)
+            self._core.count("bytes_total", leg.nbytes, direction="received", **how)
 
     # --- what goes on -----------------------------------------------------------------------
 

@@ -63,6 +63,12 @@ class Room:
     legs: dict[PeerKey, Leg] = field(default_factory=dict)
     error: TransferError | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def strategy(self) -> str:
+        """How unequal slices travel (the first leg's, where they differ)."""
+        return next((leg.request.strategy for leg in self.legs.values()), "direct")
 
     def tell(self) -> None:
         """Wake every leg."""

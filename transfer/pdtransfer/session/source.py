@@ -190,7 +190,11 @@ class SourceSide:
     def _job_finished(self, room: Room, leg: Leg) -> None:
         job = leg.job
         assert job is not None
-        self._core.count("bytes_total", job.bytes_done, direction="sent")
+        strategy = leg.request.strategy
+        lane = leg.peer.verdict.transport or "Unknown"
+        self._core.count("bytes_total", job.bytes_done, direction="sent", strategy=strategy, transport=lane)
+        self._core.count("handles_total", job.handles, strategy=strategy)
+        self._core.count("descriptors_total", job.pieces, strategy=strategy)
         if job.error is None:
             leg.done = True
             metadata = base64.b64encode(room.metadata or b"").decode()
@@ -249,11 +253,11 @@ class SourceSide:
                 return
             del self._rooms.open[number]
             room.sender.cell.move(TransferState.SUCCESS)
-            self._core.count("transfers_total", outcome="succeeded")
+            self._core.ended(room.began, room.strategy, None)
         elif all(leg.over for leg in legs):
             del self._rooms.open[number]
             room.sender.cell.move(TransferState.FAILED, room.error)
-            self._core.count("transfers_total", outcome="failed")
+            self._core.ended(room.began, room.strategy, room.error)
         else:
             return
         self._core.changed()
