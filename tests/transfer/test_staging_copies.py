@@ -253,8 +253,6 @@ def test_the_first_bytes_of_a_slot_can_be_read(staging):
 
 @pytest.mark.parametrize("number", [POOL // 64, -1, -(1 << 62), 1 << 62])
 def test_a_row_that_the_pool_does_not_have_is_refused(staging, number):
-    if staging.arena.kind is MemoryKind.VRAM:
-        return  # a device can only end the process for it
     group = RowGroup(staging.pool.address, 0, 64, POOL // 64)
     with pytest.raises(IndexError):
         staging.copier.pack([RowCopy(group, np.array([number], dtype=np.int64), 0, 1)], 0)

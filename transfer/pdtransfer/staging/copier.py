@@ -135,6 +135,8 @@ class Copier:
             with cuda.stream(self._stream):
                 kept = []
                 for copy in copies:
+                    if copy.count and not 0 <= int(copy.indices.min()) <= int(copy.indices.max()) < copy.group.rows:
+                        raise IndexError(f"a row that is none of {copy.group.rows}")  # would end the GPU's context
                     indices = self._torch.from_numpy(copy.indices).to(device, non_blocking=True)
                     kept.append((copy, indices))
                     rows, mine = self._matrices(copy, slot)
