@@ -6,7 +6,9 @@ python nixl_target.py NAME BYTES
 from __future__ import annotations
 
 import base64
+import ctypes
 import json
+import mmap
 import os
 import queue
 import signal
@@ -73,8 +75,9 @@ def main() -> None:
 
     name, nbytes = sys.argv[1], int(sys.argv[2])
     agent = NixlAgent(name)
-    memory = np.zeros(nbytes, dtype=np.uint8)
-    agent.register(np.array([[memory.ctypes.data, nbytes, 0]], dtype=np.uint64), MemoryKind.DRAM)
+    mapped = mmap.mmap(-1, nbytes)
+    memory = np.frombuffer(mapped, dtype=np.uint8)
+    registration = agent.register(np.array([[memory.ctypes.data, nbytes, 0]], dtype=np.uint64), MemoryKind.DRAM)
     notes: list[str] = []
     stop = threading.Event()
     lock = threading.Lock()
@@ -101,6 +104,14 @@ def main() -> None:
                 say(ok=True)
             elif command["do"] == "notes":
                 say(notes=notes)
+            elif command["do"] == "hold":
+                say(ok=True)
+                json.loads(sys.stdin.readline())  # until the next command, no progress
+                if command.get("deregister"):
+                    agent.deregister(registration)
+                if command.get("unmap"):
+                    ctypes.CDLL(None).munmap(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(nbytes))
+                say(ok=True)
 
 
 if __name__ == "__main__":

@@ -175,6 +175,39 @@ def test_fact_5_our_agent_starts_no_progress_thread_and_costs_nothing_while_idle
     assert time.process_time() - before < 0.5  # NIXL's own thread burns 0.98 of a core
 
 
+def posted_while_held(target: Target, mine: Initiator, nbytes: int, **then: bool) -> Any:
+    """A write that is in flight when the target, which makes no progress meanwhile, does `then` to its memory."""
+    name = mine.agent.add_peer(target.metadata)
+    lists = mine.lists(target, name, nbytes)
+    assert mine.done(mine.write(mine.lists(target, name, 8))) is HandleState.DONE
+    mine.memory[:] = 7
+    target.ask("hold", **then)
+    handle = mine.write(lists)
+    assert mine.done(handle, 0.3) is HandleState.ACTIVE
+    target.ask("go on")
+    return handle
+
+
+def test_fact_6_a_write_lands_in_memory_that_was_deregistered(targets, initiator):
+    """So taking a registration back is no fence; nothing of the module relies on it."""
+    size = 32 * MIB
+    target, mine = targets("t", size), initiator(size)
+    handle = posted_while_held(target, mine, size, deregister=True)
+    assert mine.done(handle) is HandleState.DONE
+    assert target.ask("count", value=7)["count"] == size
+
+
+def test_fact_6_a_write_into_memory_that_was_unmapped_kills_the_target(targets, initiator):
+    """So memory is given back only after the agent was destroyed."""
+    size = 32 * MIB
+    target, mine = targets("t", size), initiator(size)
+    handle = posted_while_held(target, mine, size, unmap=True)
+    with pytest.raises(AgentFailure) as died:
+        mine.done(handle)
+    assert died.value.kind == "nixlRemoteDisconnectError"
+    assert target.process.wait(10) == -signal.SIGSEGV
+
+
 def test_fact_8_vram_without_a_gpu_is_refused_by_name(initiator):
     if any(n.startswith("nvidia") and n[6:].isdigit() for n in os.listdir("/dev")):  # noqa: PTH208
         return  # with a device the kind is real; the gpu-marked tests move it

@@ -47,6 +47,18 @@ def test_fact_4_no_transfer_waits_for_a_notification(world):
     assert decode.pool.holds(1, [4, 5])
 
 
+def test_fact_6_nothing_is_deregistered_before_the_agent_is_gone(world):
+    (prefill,), (decode,) = world.pair()
+    calls = [spy(rank.agent, "deregister") for rank in (prefill, decode)]
+    receiver = ask(decode, 1, [4])
+    give(prefill, 1, [1])
+    assert receiver.wait(3) is SUCCESS
+    for rank in (prefill, decode):
+        rank.endpoint.close()
+        assert not rank.agent.alive
+    assert calls == [[], []]
+
+
 @pytest.mark.parametrize(("p", "d"), [(1, 1), (2, 1), (1, 2)])
 def test_fact_8_each_prepared_list_holds_one_memory_kind(world, p, d):
     prefill, decode = [world.rank(Role.PREFILL, t, p, memory="mixed") for t in range(p)], []
