@@ -233,7 +233,7 @@ def test_memory_between_the_regions_of_a_group_is_not_touched():
 
 
 @pytest.mark.parametrize(
-    ("slot", "first", "count"), [(-1, 0, 1), (SLOTS, 0, 1), (0, 0, SLOT // 64 + 1), (1, SLOT // 64, 1)]
+    ("slot", "first", "count"), [(-1, 0, 1), (SLOTS, 0, 1), (0, 0, SLOT // 64 + 1), (1, SLOT // 64, 1), (1, -1, 1)]
 )
 def test_rows_beyond_the_slot_are_refused(staging, slot, first, count):
     group = RowGroup(staging.pool.address, 0, 64, POOL // 64)
@@ -242,6 +242,14 @@ def test_rows_beyond_the_slot_are_refused(staging, slot, first, count):
     with pytest.raises(ValueError, match="not within slot"):
         staging.copier.pack([copy], slot)
     assert np.array_equal(staging.slots(), before)
+
+
+@pytest.mark.parametrize("indices", [np.arange(3), np.arange(2, dtype=np.int32), np.zeros((2, 1), dtype=np.int64)])
+def test_indices_of_another_number_or_type_are_refused(staging, indices):
+    copy = RowCopy(RowGroup(staging.pool.address, 0, 64, POOL // 64), indices, 0, 2)
+    for call in (lambda: staging.copier.pack([copy], 0), lambda: staging.copier.scatter(0, [copy])):
+        with pytest.raises(ValueError, match="indices of type"):
+            call()
 
 
 def test_the_first_bytes_of_a_slot_can_be_read(staging):

@@ -170,7 +170,9 @@ class Copier:
     def _within(self, copy: RowCopy, slot: int) -> tuple[int, int]:
         """Where in the arena the copy's rows lie: first byte, bytes."""
         row, arena = copy.group.row_bytes, self._arena
-        if not 0 <= slot < arena.slots or (copy.first + copy.count) * row > arena.slot_bytes:
+        if copy.indices.dtype != np.int64 or copy.indices.shape != (copy.count,):
+            raise ValueError(f"{copy.indices.shape} indices of type {copy.indices.dtype} for {copy.count} rows")
+        if not 0 <= slot < arena.slots or copy.first < 0 or (copy.first + copy.count) * row > arena.slot_bytes:
             raise ValueError(f"rows {copy.first}+{copy.count} of {row} bytes are not within slot {slot}")
         return slot * arena.slot_bytes + copy.first * row, copy.count * row
 
