@@ -29,11 +29,11 @@ from pdtransfer.contract.link import (
     RankMessage,
     Refuse,
     Verdicts,
-    sidecar_messages,
 )
 from pdtransfer.contract.metrics import Samples
 from pdtransfer.contract.verdict import Verdict
 from pdtransfer.session.api import Endpoint
+from pdtransfer.sidecar.peer_lines import PeerLines
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class RankLink:
         self._changed = threading.Event()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._fd_lock = threading.Lock()
+        self._lines = PeerLines(lambda: endpoint.inflight > 0, self._stop.wait)
         self._thread = threading.Thread(target=self._run, name="pdtransfer-rank-link", daemon=True)
         self.connected = False
         self.refused: Refuse | None = None
@@ -243,7 +244,7 @@ class _Session:
 
     def _handle(self, line: bytes) -> None:
         try:
-            message = sidecar_messages.validate_json(line)
+            message = self._link._lines.message(line)
         except ValidationError as e:
             raise _Ended(f"the sidecar sent a line that can not be read ({e.error_count()} errors)") from e
         link, endpoint = self._link, self._endpoint

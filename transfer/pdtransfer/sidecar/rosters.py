@@ -18,6 +18,7 @@ from pdtransfer.contract.base import ContractModel, canonical_json, stable
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.roster import RosterKey
 from pdtransfer.sidecar.model import HeldRoster, PeerRef
+from pdtransfer.sidecar.peer_lines import MARK
 
 
 class BadRoster(ValueError):
@@ -95,9 +96,11 @@ def parse(body: bytes | bytearray) -> HeldRoster:
 
 
 def peers_line(key: RosterKey, digest: str, cards: list[bytes]) -> bytes:
-    """A contract.link.Peers message of these cards, as one line."""
+    """A contract.link.Peers message of these cards, as one line; each card between two TABs, which JSON
+    takes for white space and by which the rank finds the cards (sidecar/peer_lines.py)."""
     head = canonical_json({"type": "peers", "term": key.term, "counter": key.counter, "roster_hash": digest})
-    return head[:-1] + b',"peers":[' + b",".join(cards) + b"]}\n"
+    inner = MARK + (MARK + b"," + MARK).join(cards) + MARK if cards else b""
+    return head[:-1] + b',"peers":[' + inner + b"]}\n"
 
 
 def _hash(envelope: _Envelope, cards: dict[int, list[bytes]]) -> str:
