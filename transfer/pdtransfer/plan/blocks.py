@@ -13,6 +13,8 @@ from functools import lru_cache
 from pdtransfer.errors import LayoutMismatch
 from pdtransfer.plan.lanes import Lane
 
+KEPT_BLOCKS = 1024
+"""Shapes with about that many blocks at most are kept; larger requests are cut anew."""
 _STRIPS_TRIED = 6
 
 
@@ -39,20 +41,26 @@ def blocks(lane: Lane, first_page: int, pages: int, slot_bytes: int, regions: ra
     regions = range(lane.regions) if regions is None else regions
     if pages <= 0 or not regions:
         return
-    for region, count, low, wide in _rectangles(len(regions), pages, per_slot):
+    shape = len(regions), pages, per_slot
+    small = pages * len(regions) <= KEPT_BLOCKS * per_slot // 2
+    for region, count, low, wide in _kept(*shape) if small else _rectangles(*shape):
         yield Block(lane.number, regions.start + region, count, first_page + low, wide, count * wide * lane.unit)
 
 
-@lru_cache(maxsize=512)
-def _rectangles(regions: int, pages: int, per_slot: int) -> tuple[tuple[int, int, int, int], ...]:
-    """(first region, regions, first page, pages) of each block; kept, since requests repeat in shape."""
-    found = []
+def _rectangles(regions: int, pages: int, per_slot: int) -> Iterator[tuple[int, int, int, int]]:
+    """(first region, regions, first page, pages) of each block."""
     width = strip_width(pages, regions, per_slot)
     for low in range(0, pages, width):
         wide = min(width, pages - low)
         together = per_slot // wide
-        found += [(first, min(together, regions - first), low, wide) for first in range(0, regions, together)]
-    return tuple(found)
+        for first in range(0, regions, together):
+            yield first, min(together, regions - first), low, wide
+
+
+@lru_cache(maxsize=64)
+def _kept(regions: int, pages: int, per_slot: int) -> tuple[tuple[int, int, int, int], ...]:
+    """Of shapes that repeat."""
+    return tuple(_rectangles(regions, pages, per_slot))
 
 
 def block_count(lane: Lane, pages: int, slot_bytes: int) -> int:
