@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from pdtransfer.contract.base import MemoryKind
 from pdtransfer.contract.layout import HeadSlice, RankCoordinates, RankLayout, Region, RegionKind
 from pdtransfer.contract.pairing import meet
 from pdtransfer.errors import LayoutMismatch, StaleRegistration
-from pdtransfer.plan import MAX_PIECE, TransferPlan, plan
+from pdtransfer.plan import MAX_PIECE, TransferPlan, block_count, blocks, pair_plan, plan
+from pdtransfer.plan.blocks import KEPT_BLOCKS
+from pdtransfer.plan.blocks import _kept as kept_shapes
 
 KINDS = [MemoryKind.VRAM, MemoryKind.DRAM]
 
@@ -245,3 +248,23 @@ def test_a_layer_in_both_memory_kinds_is_planned_from_the_one_that_is_named():
     made = plan(both, layout(), [0], [0], source_memory=MemoryKind.VRAM)
     kinds = {(s.source_kind, s.destination_kind) for s in made.segments}
     assert kinds == {(MemoryKind.VRAM, MemoryKind.DRAM), (MemoryKind.DRAM, MemoryKind.DRAM)}
+
+
+def test_requests_of_equal_shape_are_cut_once_and_very_large_ones_are_not_kept():
+    # 32 bytes of a page of K and of V; a slot of 128 bytes holds 4 pages.
+    decode = layout(
+        heads=HeadSlice(first=1, count=1, total=2),
+        regions=tuple(
+            Region(layer=0, kind=k, item_bytes=32, items=10, memory=MemoryKind.DRAM)
+            for k in (RegionKind.KEY, RegionKind.VALUE)
+        ),
+    )
+    (lane,) = pair_plan(layout(), decode).lanes
+    first = list(blocks(lane, 0, 7, 128))
+    held = kept_shapes.cache_info()
+    later = list(blocks(lane, 3, 7, 128))
+    assert kept_shapes.cache_info().hits == held.hits + 1
+    assert [replace(b, first_page=b.first_page + 3) for b in first] == later
+    many = 4 * KEPT_BLOCKS
+    assert sum(1 for _ in blocks(lane, 0, many, 128)) == block_count(lane, many, 128) == many // 2
+    assert kept_shapes.cache_info().misses == held.misses
