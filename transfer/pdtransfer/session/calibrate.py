@@ -26,11 +26,16 @@ from pdtransfer.plan.cost import DEVICE_COPY, HOST_COPY, WIRE, CopyRates, Rates,
 logger = logging.getLogger(__name__)
 
 DEFAULT_COPY: Mapping[MemoryKind, CopyRates] = {MemoryKind.DRAM: HOST_COPY, MemoryKind.VRAM: DEVICE_COPY}
+CLOCKS: Mapping[MemoryKind, Callable[[], float]] = {
+    # A host copy runs in this thread: what other threads take of its core must not count.
+    MemoryKind.DRAM: time.thread_time,
+    MemoryKind.VRAM: time.perf_counter,
+}
 SHORT_ROW = 1 << 10
 LONG_ROW = 64 << 10
 PASS_BYTES = 1 << 20
 """Copied in each timed pass."""
-PASSES = 5
+PASSES = 12
 HOST_POOL = 64 << 20
 DEADLINE = 2.0
 """Seconds for all passes of one memory kind."""
@@ -75,11 +80,11 @@ class Copies(Protocol):
 def copy_rates(
     copies: Copies,
     arenas: Iterable[StagingArena],
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
     known: dict[tuple[MemoryKind, int], CopyRates] = _known,
 ) -> dict[MemoryKind, CopyRates]:
     """Pack and scatter rates of each memory kind that has an arena, measured once a process and device:
-    some 30 ms for host memory (a pool that fits no cache is made for it and given back), less for a GPU's.
+    some 50 ms for host memory (a pool that fits no cache is made for it and given back), less for a GPU's.
 
     Slot 0 is copied to and from; of device memory the other slots stand for the pool. So the arenas must
     be idle. `known` holds what was measured before."""
@@ -88,7 +93,7 @@ def copy_rates(
         key = (arena.memory, arena.device)
         try:
             if key not in known:
-                known[key] = _CopyBench(copies, arena, clock).rates()
+                known[key] = _CopyBench(copies, arena, clock or CLOCKS[arena.memory]).rates()
             found[arena.memory] = known[key]
         except Exception as error:  # whatever a copy raises, requests can do without its rate
             logger.warning("copies in %s can not be calibrated, the defaults hold: %r", arena.memory, error)
