@@ -130,7 +130,9 @@ class Core:
                 self.count("task_errors")
                 logger.exception("%s: %s failed", self.name, name)
 
-        return self.spawn(contained(), name)
+        task = self.spawn(contained(), name)
+        task.add_done_callback(lambda _: work.close())  # cancelled before its first step, it would never be awaited
+        return task
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
