@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define LINE 64    /* bytes of a cache line */
+#define PART 16    /* bytes of a load or store; rows are whole parts */
 #define AHEAD 2048 /* bytes between what is copied and what is asked for */
 
 #if defined(__SSE2__)
@@ -20,26 +21,33 @@
 static void pack_rows(char *slot, const char *pool, size_t row, const int64_t *index, size_t count) {
     const size_t later = row < AHEAD ? AHEAD / row : 1;
     for (size_t i = 0; i < count; i++) {
-        const char *from = pool + (size_t)index[i] * row;
+        const char *from = pool + (size_t)index[i] * row, *end = from + row;
         const char *next = pool + (size_t)index[i + later < count ? i + later : i] * row;
-        for (size_t at = 0; at < row; at += LINE, slot += LINE) {
-            _mm_prefetch(next + at, _MM_HINT_T0);
-            LOAD_LINE(from + at)
+        for (; from + LINE <= end; from += LINE, next += LINE, slot += LINE) {
+            _mm_prefetch(next, _MM_HINT_T0);
+            LOAD_LINE(from)
             __m128i *to = (__m128i *)slot;
             _mm_storeu_si128(to, a), _mm_storeu_si128(to + 1, b);
             _mm_storeu_si128(to + 2, c), _mm_storeu_si128(to + 3, d);
         }
+        for (; from < end; from += PART, slot += PART)
+            _mm_storeu_si128((__m128i *)slot, _mm_loadu_si128((const __m128i *)from));
     }
 }
 
 static void scatter_rows(char *pool, const char *slot, size_t row, const int64_t *index, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        for (size_t at = 0; at < row; at += LINE, slot += LINE) {
+        char *to = pool + (size_t)index[i] * row, *end = to + row;
+        for (; to < end && (uintptr_t)to % LINE; to += PART, slot += PART) /* a row may start within a line */
+            _mm_store_si128((__m128i *)to, _mm_loadu_si128((const __m128i *)slot));
+        for (; to + LINE <= end; to += LINE, slot += LINE) {
             LOAD_LINE(slot)
-            __m128i *to = (__m128i *)(pool + (size_t)index[i] * row + at);
-            _mm_stream_si128(to, a), _mm_stream_si128(to + 1, b);
-            _mm_stream_si128(to + 2, c), _mm_stream_si128(to + 3, d);
+            __m128i *t = (__m128i *)to;
+            _mm_stream_si128(t, a), _mm_stream_si128(t + 1, b);
+            _mm_stream_si128(t + 2, c), _mm_stream_si128(t + 3, d);
         }
+        for (; to < end; to += PART, slot += PART)
+            _mm_store_si128((__m128i *)to, _mm_loadu_si128((const __m128i *)slot));
     }
     _mm_sfence(); /* before anyone is told that the bytes are there */
 }
@@ -59,9 +67,9 @@ static PyObject *copy(PyObject *args, int scatter) {
     if (!PyArg_ParseTuple(args, "KKKy*K", &pool, &rows, &row, &indices, &slot)) return NULL;
     const int64_t *index = indices.buf;
     const size_t count = (size_t)indices.len / sizeof(int64_t);
-    if (row == 0 || row % LINE || pool % LINE) {
+    if (row == 0 || row % PART || pool % PART) {
         PyBuffer_Release(&indices);
-        PyErr_SetString(PyExc_ValueError, "rows are not whole cache lines");
+        PyErr_SetString(PyExc_ValueError, "rows are not whole parts of 16 bytes");
         return NULL;
     }
     for (size_t i = 0; i < count; i++) {

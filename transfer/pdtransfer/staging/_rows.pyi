@@ -1,5 +1,5 @@
 """Compiled from _rows.c where setup found a compiler. Addresses and sizes are bytes; `indices` are int64,
-contiguous. Raise ValueError for rows that are not whole cache lines, IndexError for a row past the end."""
+contiguous. Raise ValueError for rows that are not aligned to 16 bytes, IndexError for a row past the end."""
 
 from typing import Any
 

@@ -38,8 +38,8 @@ try:
 except ImportError:  # setup found no compiler
     _rows = None
 
-LINE = 64
-"""Bytes of a cache line: what the compiled copies work in."""
+PART = 16
+"""Bytes that the compiled copies work in; rows of other sizes or addresses are torch's."""
 SHORT_ROW = 2048
 """Bytes; longer rows torch packs as fast as the compiled code."""
 SERIAL = 1 << 15
@@ -149,8 +149,8 @@ class Copier:
 
     def _on_host(self, copy: RowCopy, slot: int, scatter: bool) -> None:
         group = copy.group
-        lines = group.address % LINE == 0 and group.row_bytes % LINE == 0
-        if self._compiled is not None and lines and (scatter or group.row_bytes <= SHORT_ROW):
+        parts = group.address % PART == 0 and group.row_bytes % PART == 0
+        if self._compiled is not None and parts and (scatter or group.row_bytes <= SHORT_ROW):
             call = self._compiled.scatter if scatter else self._compiled.pack
             start, _ = self._within(copy, slot)
             call(group.address, group.rows, group.row_bytes, copy.indices, self._arena.address + start)
