@@ -13,10 +13,9 @@ from pdtransfer.agent.port import AgentPort
 from pdtransfer.contract.base import MemoryKind, Role
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.metrics import Samples
-from pdtransfer.contract.pairing import meet
 from pdtransfer.contract.verdict import Verdict, VerdictState
-from pdtransfer.errors import BadInput, Draining, PeerNotRostered, PeerUnreachable
-from pdtransfer.peers import coverage_gap, key_of, real_kind
+from pdtransfer.errors import BadInput, Draining, PeerUnreachable
+from pdtransfer.peers import key_of, real_kind
 from pdtransfer.session import validate
 from pdtransfer.session.api import EndpointConfig, PoolRegion
 from pdtransfer.session.calibrate import copy_rates
@@ -27,6 +26,7 @@ from pdtransfer.session.exchange import Exchange
 from pdtransfer.session.gauges import Gauges
 from pdtransfer.session.memory import register_pool
 from pdtransfer.session.rotation import Rotation
+from pdtransfer.session.routes import Routes
 from pdtransfer.session.source import SourceSide
 from pdtransfer.session.transfers import ReceiveTransfer, SendTransfer
 from pdtransfer.session.wiring import Wiring
@@ -73,6 +73,7 @@ class RankEndpoint:
         self._wiring.hooks = Exchange(self._core, role, self._source, self._destination, self._rotation)
         Gauges(self._core, self._wiring, self._source, self._destination)
         self._roster: tuple[RankCard, ...] = ()
+        self._routes = Routes(self._card, ())
         self._draining = False
         self._core.start(self._setup)
 
@@ -106,6 +107,7 @@ class RankEndpoint:
 
     def _show(self, card: RankCard) -> None:
         self._card = self._wiring.card = card
+        self._routes = Routes(card, self._roster)
         self._core.changed()
 
     # --- Endpoint ---------------------------------------------------------------------------
@@ -128,6 +130,7 @@ class RankEndpoint:
     def apply_peers(self, peers: Sequence[RankCard]) -> None:
         """The whole set of wired peers; returns at once."""
         self._roster = validate.cards("peers", peers)
+        self._routes = Routes(self._card, self._roster)
         self._core.call(self._wiring.apply, self._roster)
 
     def probe(self, pod_uids: Sequence[str] = ()) -> None:
@@ -145,14 +148,7 @@ class RankEndpoint:
 
     def peers_for(self, bootstrap: str) -> tuple[RankCard, ...]:
         """Rostered prefill ranks behind `bootstrap` that this rank reads from."""
-        found = [
-            c
-            for c in self._roster
-            if c.role is Role.PREFILL and c.bootstrap == bootstrap and meet(c.layout, self._card.layout)
-        ]
-        if not found:
-            raise PeerNotRostered("the roster names no prefill rank at this bootstrap address", peer=bootstrap)
-        return tuple(sorted(found, key=lambda c: (c.pod_uid, c.rank)))
+        return self._routes.behind(bootstrap)
 
     def receive(
         self,
@@ -176,23 +172,13 @@ class RankEndpoint:
         tokens = validate.whole("tokens", tokens, 1, 1 << 40, room=room)
         memory = validate.memory("memory", memory, room=room)
         pools = validate.pools("pools", pools, room=room)
-        sources = self._sources(room, bootstrap)
+        sources = self._routes.of(room, bootstrap)
         refused = {(v.peer_pod_uid, v.peer_rank): v for v in self.verdicts if v.state is VerdictState.REFUSED}
         for card in sources:
             verdict = refused.get(key_of(card))
             if verdict is not None and verdict.peer_incarnation == card.incarnation:
                 raise PeerUnreachable(f"{verdict.reason}: {verdict.message}", room=room, peer=bootstrap)
         return self._destination.open(room, attempt, sources, pages, first_page, tokens, memory, pools)
-
-    def _sources(self, room: int, bootstrap: str) -> tuple[RankCard, ...]:
-        """The ranks to ask: one data-parallel group (room modulo its size, SGLang's rule), and
-        together they must hold every region and head of this rank."""
-        cards = self.peers_for(bootstrap)
-        cards = tuple(c for c in cards if c.layout.coordinates.dp == room % c.layout.coordinates.dp_size)
-        gap = coverage_gap(cards, self._card)
-        if gap is not None:
-            raise PeerNotRostered(gap, room=room, peer=bootstrap)
-        return cards
 
     def send(self, *, room: int, tokens: int) -> SendTransfer:
         """Begin sending a room; chunks follow. Raises BadInput, which names the argument."""

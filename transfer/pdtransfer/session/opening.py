@@ -22,6 +22,8 @@ from pdtransfer.session.strategy import refused, slot_bytes
 from pdtransfer.session.wiring import Wiring
 
 CORES = len(os.sched_getaffinity(0))
+CHOICES = 1024
+"""Choices kept a pair: requests of the same shape are decided once."""
 
 
 class Opener:
@@ -96,11 +98,24 @@ class Opener:
             if why is not None:
                 raise LayoutMismatch(f"strategy {forced}: {why}", peer=card.pod_name)
             return forced
+        peer: Peer | None = self._wiring.peers.get(key_of(card))
+        rates = (peer.rates if peer is not None else None) or Rates()
+        key = (pages, tuple(sorted(counts.items())), sources, rates, card.staging, mine.staging)
+        held = pair.choices.get(key)
+        if held is None:
+            if len(pair.choices) >= CHOICES:
+                pair.choices.clear()
+            held = pair.choices[key] = self._cheapest(card, pair, pages, counts, sources, rates)
+        return held
+
+    def _cheapest(
+        self, card: RankCard, pair: Pair, pages: int, counts: Mapping[str, int], sources: int, rates: Rates
+    ) -> Strategy:
+        mine, plan = self._wiring.card, pair.plan
         unequal = [lane for lane in plan.lanes if not lane.whole]
         of_source = min(slot_bytes("split", lane, card, mine) for lane in unequal)
         of_destination = min(slot_bytes("merge", lane, card, mine) for lane in unequal)
         load = load_of(plan, pages, counts, min(of_source, of_destination) or max(of_source, of_destination))
-        peer: Peer | None = self._wiring.peers.get(key_of(card))
         at, other = card.layout.coordinates, mine.layout.coordinates
         setting = Setting(
             sources=sources,
@@ -109,7 +124,6 @@ class Opener:
             cores=CORES,
             same_host=_host(card.control) == _host(mine.control),
         )
-        rates = getattr(peer, "rates", None) or Rates()
         choice = choose(plan, load, setting, rates, source_slot=of_source, destination_slot=of_destination)
         return choice.strategy
 

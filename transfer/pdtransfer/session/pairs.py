@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ from pdtransfer.contract.base import MemoryKind, Role
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.layout import RankLayout
 from pdtransfer.peers import PeerKey, key_of, required_askers
-from pdtransfer.plan import PairPlan, RowMap, pair_plan, row_map
+from pdtransfer.plan import PairPlan, RowMap, Strategy, pair_plan, row_map
 from pdtransfer.plan.match import choices
 
 Memories = tuple[MemoryKind | None, MemoryKind | None]
@@ -24,6 +24,8 @@ class Pair:
 
     plan: PairPlan
     memories: Memories
+    choices: dict[Hashable, Strategy] = field(default_factory=dict)
+    """Strategies chosen so far, by all that the choice depends on."""
     _rows: dict[tuple[int, bool], RowMap] = field(default_factory=dict)
 
     def same_destination(self, other: Pair) -> bool:
