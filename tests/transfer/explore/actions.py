@@ -1,0 +1,254 @@
+"""What may happen next in a world, and how it is done. An action is a tuple of plain values, so that
+a path can be printed and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .bounds import TERMINAL
+from .network import Gate, Message
+from .ranks import Rank
+from .records import Flight, Receipt, Sending
+from .world import World
+
+Action = tuple[str, ...]
+
+
+def enabled(world: World) -> list[Action]:
+    """Every action that is possible, in a fixed order."""
+    return [*_engines(world), *_messages(world), *_handles(world), *_faults(world)]
+
+
+def _left(world: World, name: str) -> bool:
+    return world.used.get(name, 0) < getattr(world.bounds, name)
+
+
+def _use(world: World, name: str) -> None:
+    world.used[name] = world.used.get(name, 0) + 1
+
+
+def _last(world: World, rank: Rank) -> Receipt | None:
+    return next((r for r in reversed(world.receipts) if r.rank is rank), None)
+
+
+def _sending(world: World, rank: Rank) -> Sending | None:
+    return next((s for s in reversed(world.sendings) if s.rank is rank), None)
+
+
+def _engines(world: World) -> Iterator[Action]:
+    for rank in world.decodes:
+        last = _last(world, rank)
+        if not rank.alive or not rank.endpoint._roster:
+            continue
+        if last is None or last.transfer.state in TERMINAL:
+            done = last is not None and last.transfer.state.value == "Success"
+            tries = sum(r.rank is rank for r in world.receipts)
+            enough = len(world.pages_for(rank)) == world.bounds.pages
+            if tries < world.bounds.attempts and enough and not done:
+                yield ("receive", rank.name)
+        elif _left(world, "aborts"):
+            yield ("abort", rank.name)
+    for rank in world.prefills:
+        sending = _sending(world, rank)
+        if not rank.alive:
+            continue
+        if sending is None or sending.sender.state in TERMINAL:
+            if sum(s.rank is rank for s in world.sendings) < world.bounds.sends:
+                yield ("send", rank.name)
+        else:
+            if sending.given < world.bounds.pages:
+                yield ("chunk", rank.name)
+            if _left(world, "prefill_aborts"):
+                yield ("give up", rank.name)
+
+
+def _messages(world: World) -> Iterator[Action]:
+    labels = sorted({m.label for m in world.network.pool})
+    for label in labels:
+        yield ("deliver", label)
+    if _left(world, "losses"):
+        for label in labels:
+            yield ("lose", label)
+    if _left(world, "doublings"):
+        for label in sorted({m.label for m in world.network.pool if not m.doubled}):
+            yield ("double", label)
+
+
+def _handles(world: World) -> Iterator[Action]:
+    for flight in world.flights:
+        if not world.may_land(flight):
+            continue
+        if flight.state == "active":
+            yield ("land", str(flight.number))
+            if flight.source.alive and _left(world, "errors"):
+                yield ("err", str(flight.number))
+        elif flight.state == "lost" and _left(world, "lates"):
+            yield ("land late", str(flight.number))
+
+
+def _faults(world: World) -> Iterator[Action]:
+    for gate in world.network.gates:
+        if gate_open(world, gate):
+            yield ("connect", *gate_name(world, gate))
+    if _left(world, "breaks"):
+        for decode in world.decodes:
+            for prefill in world.prefills:
+                if world.network.connected(decode.where, prefill.where):
+                    yield ("break", decode.name, prefill.name)
+    for rank in world.prefills:
+        if rank.alive and _left(world, "kills"):
+            yield ("kill", rank.name)
+        elif not rank.alive:
+            yield ("restart", rank.name)
+        if rank.alive and (stale_roster(world, rank) or _left(world, "flips")):
+            yield ("roster", rank.name)
+    for rank in world.decodes:
+        if rank.alive and stale_roster(world, rank):
+            yield ("roster", rank.name)
+    if _left(world, "jumps"):
+        yield ("time",)
+
+
+def stale_roster(world: World, rank: Rank) -> bool:
+    """Its roster names other ranks than the living ones."""
+    others = world.prefills if rank in world.decodes else world.decodes
+    named = {((c.pod_uid, c.rank), c.incarnation) for c in rank.endpoint._roster}
+    return named != {o.where for o in others if o.alive}
+
+
+def gate_open(world: World, gate: Gate) -> bool:
+    """Its rank lives and may dial again."""
+    return world.at(gate.rank) is not None
+
+
+def gate_name(world: World, gate: Gate) -> tuple[str, str]:
+    """Who dials whom."""
+    return (f"d{gate.rank[0][1]}", f"p{gate.peer.key[1]}/{gate.peer.card.incarnation}")
+
+
+def apply(world: World, action: Action) -> None:
+    """Do it, and run what follows from it without time passing."""
+    name, args = action[0], action[1:]
+    if name in _ON_RANKS:
+        rank = next(r for r in (*world.prefills, *world.decodes) if r.name == args[0])
+        _ON_RANKS[name](world, rank)
+    elif name in ("deliver", "lose", "double"):
+        _on_message(world, name, next(m for m in world.network.pool if m.label == args[0]))
+    elif name in ("land", "err", "land late"):
+        on_handle(world, name, world.flights[int(args[0])])
+    elif name == "connect":
+        next(g for g in world.network.gates if gate_name(world, g) == args).opened.set()
+    elif name == "break":
+        _use(world, "breaks")
+        for decode in world.decodes:
+            for prefill in world.prefills:
+                if (decode.name, prefill.name) == args:
+                    for end in world.network.connected(decode.where, prefill.where):
+                        end.break_()
+    elif name == "time":
+        _use(world, "jumps")
+        jump(world)
+    else:
+        raise ValueError(f"no action {action}")
+    world.settle()
+
+
+def jump(world: World) -> bool:
+    """To just after the next deadline; False when there is none."""
+    from .snapshot import deadlines
+
+    coming = [t for t in deadlines(world) if t > world.loop.now]
+    if not coming:
+        return False
+    world.loop.now = min(coming) + 0.01
+    world.network.expire()
+    return True
+
+
+def _on_message(world: World, name: str, message: Message) -> None:
+    if name == "deliver":
+        world.deliver(message)
+        return
+    _use(world, "losses" if name == "lose" else "doublings")
+    if name == "lose":
+        world.network.take(message)
+        world.lossy = True
+    else:
+        message.doubled = True
+        twin = Message(message.sender, message.receiver, message.frame, message.receiver_end, message.sent_at, True)
+        world.network.pool.append(twin)
+
+
+def on_handle(world: World, name: str, flight: Flight) -> None:
+    """A handle's bytes land, or it errors, or an errored one's bytes land after all."""
+    if name == "err":
+        _use(world, "errors")
+        flight.state = "lost"
+        flight.handle.broken = True
+    elif flight.source.alive and name == "land":
+        flight.state = "done"
+        flight.handle.stalled = False
+    else:
+        if name == "land late":
+            _use(world, "lates")
+        flight.state = "late"
+        flight.source.agent.land(flight.handle)
+
+
+def _receive(world: World, rank: Rank) -> None:
+    world.receive(rank)
+
+
+def _abort(world: World, rank: Rank) -> None:
+    _use(world, "aborts")
+    last = _last(world, rank)
+    assert last is not None
+    last.transfer.abort("retracted")
+
+
+def _send(world: World, rank: Rank) -> None:
+    world.send(rank)
+
+
+def _chunk(world: World, rank: Rank) -> None:
+    sending = _sending(world, rank)
+    assert sending is not None
+    world.chunk(sending)
+
+
+def _give_up(world: World, rank: Rank) -> None:
+    _use(world, "prefill_aborts")
+    sending = _sending(world, rank)
+    assert sending is not None
+    sending.sender.abort("the client left")
+
+
+def _kill(world: World, rank: Rank) -> None:
+    _use(world, "kills")
+    world.kill(rank)
+
+
+def _restart(world: World, rank: Rank) -> None:
+    world.restart(rank)
+
+
+def _roster(world: World, rank: Rank) -> None:
+    if rank in world.decodes:
+        world.roster(rank, world.prefills)
+    elif rank.endpoint._roster:
+        _use(world, "flips")
+        world.roster(rank, [])
+    else:
+        world.roster(rank, world.decodes)
+
+
+_ON_RANKS = {
+    "receive": _receive,
+    "abort": _abort,
+    "send": _send,
+    "chunk": _chunk,
+    "give up": _give_up,
+    "kill": _kill,
+    "restart": _restart,
+    "roster": _roster,
+}
