@@ -174,6 +174,14 @@ class Group:
             raise RankFailed(f"{self.setup} {kind}: {wrong} numbers differ from what prefill holds")
         return len(picked)
 
+    def predicted(self, load: Load) -> dict[str, float]:
+        """Seconds by strategy that the cost rule of the first decode engine expects of one request."""
+        asked = self.decode[: self.setup.decode]
+        for worker in asked:
+            worker.tell("predicted", load.tokens)
+        answers: list[dict[str, float]] = [worker.answer() for worker in asked]
+        return {name: max(a.get(name, 0.0) for a in answers) for name in answers[0]}
+
     def close(self) -> None:
         """End the processes."""
         for worker in self._workers:

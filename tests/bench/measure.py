@@ -27,8 +27,8 @@ class Measured:
     decode: list[dict[str, float]] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     """Variants that could not be measured, and why."""
-    predicted: float | None = None
-    """Seconds that the cost rule expects of what it chose."""
+    predicted: dict[str, float] = field(default_factory=dict)
+    """Seconds by strategy that the cost rule expected."""
 
     def median(self, variant: str) -> float | None:
         """Seconds."""
@@ -116,6 +116,7 @@ class Bench:
                 except (RankFailed, SglangFailed) as error:
                     measured.missing[variant] = str(error).strip().splitlines()[-1]
                     del runs[variant]
+        measured.predicted = group.predicted(cell.load)
         ours = measured.median(OURS)
         told = f"{ours * 1e3:.1f} ms" if ours is not None else "; ".join(measured.missing.values())
         self._log(f"{cell.label}: {told}")

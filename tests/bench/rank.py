@@ -20,8 +20,10 @@ from pool import BOOTSTRAP, Pool
 from raw import Far, Kind, Raw, handles, timer_slack
 from shape import Load, Setup
 
+import pdtransfer.session.opening as opening
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.pairing import peers_of
+from pdtransfer.plan.cost import Choice
 from pdtransfer.session.api import EndpointConfig, ReadyEvent
 from pdtransfer.session.endpoint import RankEndpoint
 
@@ -79,6 +81,20 @@ def make_config(strategy: str) -> EndpointConfig:
     return EndpointConfig(listen_host="127.0.0.1", net_devices="lo", strategy=strategy)  # type: ignore[arg-type]
 
 
+_choices: list[Choice] = []
+"""What the cost rule answered since the list was cleared."""
+_choose = opening.choose
+
+
+def _recorded(*arguments: Any, **named: Any) -> Choice:
+    choice = _choose(*arguments, **named)
+    _choices.append(choice)
+    return choice
+
+
+opening.choose = _recorded
+
+
 class Rank:
     """Serves the commands of the driver."""
 
@@ -94,6 +110,7 @@ class Rank:
             )
             for name in names
         }
+        self._predicted: dict[int, dict[str, float]] = {}
         self.raw = Raw(self.pool, f"raw-{spec.role}-{spec.pod}-{spec.tp}-{os.getpid()}")
 
     def cards(self) -> list[RankCard]:
@@ -114,10 +131,15 @@ class Rank:
         if self.spec.role == "decode" and not job.kind.startswith("raw-"):
             endpoint = self.endpoints[job.kind]
             self._before = dict(endpoint.counters)
+            _choices.clear()
             self._receivers = [
                 endpoint.receive(room=room, attempt=0, bootstrap=BOOTSTRAP, pages=pages, tokens=job.load.tokens)
                 for room, pages in zip(job.rooms, (p.tolist() for p in job.target), strict=True)
             ]
+            if _choices:  # later requests of this shape are not asked about again
+                self._predicted[job.load.tokens] = {
+                    name: max(c.seconds.get(name, 0.0) for c in _choices) for name in _choices[0].seconds
+                }
         elif self.spec.role == "prefill":
             self._before = dict(self.endpoints["prefill"].counters)
 
@@ -168,6 +190,10 @@ class Rank:
         after = endpoint.counters
         outcome.counters = {k: v - self._before.get(k, 0.0) for k, v in after.items()}
         return outcome
+
+    def predicted(self, tokens: int) -> dict[str, float]:
+        """Seconds by strategy that the cost rule expected of a request."""
+        return self._predicted.get(tokens, {})
 
     def forget(self, pages: Sequence[int]) -> None:
         self.pool.forget(pages)

@@ -49,21 +49,19 @@ def row(measured: Measured, cores: int) -> str:
 
 
 def strategies(found: Sequence[Measured], picks: dict[str, Pick]) -> list[str]:
-    """Forced strategies, what the rule chose and what it predicted."""
-    lines = ["| cell | " + "forced: ms | chosen | fastest | loss | predicted / measured |", "|---|---|---|---|---|---|"]
+    """Forced strategies as measured and as the rule predicted them, and what it chose."""
+    lines = ["| cell | measured (predicted) ms | chosen | fastest | loss |", "|---|---|---|---|---|"]
     for m in found:
         times = {s: t for s in m.cell.setup.strategies if (t := m.median(s)) is not None}
         if not times:
             continue
+        told = ", ".join(f"{s} {t * 1e3:.1f} ({m.predicted.get(s, 0.0) * 1e3:.1f})" for s, t in times.items())
         held = picks.get(m.cell.label)
-        told = ", ".join(f"{s} {t * 1e3:.1f}" for s, t in times.items())
         if held is None:
-            lines.append(f"| {m.cell.label} | {told} | {chosen(m)} | | | |")
-            continue
-        measured = times[held.chosen]
-        guess = f"{held.predicted * 1e3:.1f} / {measured * 1e3:.1f}" if held.predicted else "-"
-        mark = "" if held.right else " (no)"
-        lines.append(f"| {m.cell.label} | {told} | {held.chosen} | {held.fastest} | {held.loss:.2f}{mark} | {guess} |")
+            lines.append(f"| {m.cell.label} | {told} | {chosen(m)} | | |")
+        else:
+            loss = f"{held.loss:.2f}" + ("" if held.right else " (no)")
+            lines.append(f"| {m.cell.label} | {told} | {held.chosen} | {held.fastest} | {loss} |")
     return lines
 
 

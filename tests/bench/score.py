@@ -35,7 +35,6 @@ class Pick:
     fastest: str
     loss: float
     """Chosen over fastest, as forced and measured in the same rounds."""
-    predicted: float | None
 
     @property
     def right(self) -> bool:
@@ -44,25 +43,26 @@ class Pick:
 
 
 def chosen(measured: Measured) -> str:
-    """What decode's endpoints chose, read from their counters."""
+    """How the bytes went, from prefill's counters: legs of one request may choose differently."""
     names = {
         key.split("strategy=")[1].split(",")[0].rstrip("}")
-        for counters in measured.decode
+        for counters in measured.prefill
         for key, value in counters.items()
-        if key.startswith("transfers{") and "outcome=succeeded" in key and value > 0
+        if key.startswith("bytes{") and "strategy=" in key and value > 0
     }
     return "+".join(sorted(names)) or "?"
 
 
 def pick(measured: Measured) -> Pick | None:
-    """None where strategies were not forced."""
+    """None where strategies were not forced. A mixed choice is judged by its own time."""
     times = {s: t for s in measured.cell.setup.strategies if (t := measured.median(s)) is not None}
     name = chosen(measured)
-    if len(times) < 2 or name not in times:
+    if len(times) < 2 or measured.median(OURS) is None:
         return None
     fastest = min(times, key=lambda s: times[s])
-    loss = 1.0 if name == fastest else 1 / (measured.ratio(name, fastest) or 1.0)
-    return Pick(measured.cell.label, name, fastest, max(1.0, loss), measured.predicted)
+    variant = name if name in times else OURS
+    loss = 1.0 if name == fastest else 1 / (measured.ratio(variant, fastest) or 1.0)
+    return Pick(measured.cell.label, name, fastest, max(1.0, loss))
 
 
 def _ratios(found: Sequence[Measured], keep: Callable[[Measured], bool], other: str) -> dict[str, float]:
