@@ -33,8 +33,7 @@ CHECK_EVERY = 0.005
 CHECK_JOBS = 256
 """Jobs looked at each time: with more, a deadline is noticed a few checks later."""
 POST_TURN = 0.001
-"""Seconds of posting after which `step` returns: over CMA a post copies its bytes before it returns,
-and completions, frames and other work wait meanwhile."""
+"""Seconds of posting after which `step` returns: over CMA a post copies its bytes, and all else waits."""
 
 
 class Mover:
