@@ -22,6 +22,9 @@ TOKENS = (
     *(b"\x00", b"\xff", b"\xff\xfe", b"\n", b"\r\n\r\n", b"\xed\xa0\x80", b"[" * 64, b'{"a":' * 64),
 )
 
+LARGEST = 1 << 20
+"""Bytes of an input."""
+
 
 class Mutator:
     """`next()` gives the next input, made of one or two of `corpus` (which may grow)."""
@@ -29,10 +32,13 @@ class Mutator:
     def __init__(self, corpus: Sequence[bytes], seed: int) -> None:
         self.corpus = list(corpus)
         self._rng = random.Random(seed)
+        self._room = 1
+        """How many times a part may be repeated."""
 
     def next(self) -> bytes:
         rng = self._rng
         data = rng.choice(self.corpus)
+        self._room = LARGEST // (len(data) + 1)
         if rng.random() < 0.6:
             data = self._by_structure(data)
         if rng.random() < 0.45:
@@ -57,7 +63,8 @@ class Mutator:
             lines.insert(at, lines[at])
         if self._rng.random() < 0.1:
             self._rng.shuffle(lines)
-        return b"\n".join(lines)
+        made = b"\n".join(lines)
+        return made if len(made) <= LARGEST else data
 
     @staticmethod
     def _split(line: bytes) -> tuple[bytes, bytes]:
@@ -89,12 +96,12 @@ class Mutator:
             elif how < 0.2:
                 changed_list.insert(at, changed_list[at])
             elif how < 0.24:
-                changed_list = changed_list * rng.choice((2, 17, 300))
+                changed_list = changed_list * min(rng.choice((2, 17, 300)), max(1, self._room))
             elif how < 0.3:
                 rng.shuffle(changed_list)
             else:
                 changed_list[at] = self._change(changed_list[at])
-            return changed_list[:20_000]
+            return changed_list
         return self._leaf(value)
 
     def _leaf(self, value: Any) -> Any:
@@ -138,4 +145,4 @@ class Mutator:
                 made[at:] = other[cut:]
             else:
                 made = made[:at]
-        return bytes(made[: 1 << 20])
+        return bytes(made[:LARGEST])
