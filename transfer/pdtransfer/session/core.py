@@ -29,6 +29,8 @@ START_DEADLINE = 600.0
 IDLE_TICK = 0.05
 WARM_TICK = 0.002
 """Seconds between looks at handles whose transfer was given up, and between deadline checks."""
+TICK_SHARE = 0.1
+"""Part of the time that deadline checks may take: thousands of queued requests are looked at less often."""
 SPINS = 30
 BAD_TURNS = 200
 """Progress calls in a row that may fail."""
@@ -267,7 +269,7 @@ class Core:
             self.count("notifications", len(notes))
 
     async def _pump(self) -> None:
-        quiet, last_tick = 0, 0.0
+        quiet, next_tick = 0, 0.0
         while not self._stop.is_set():
             moved = self.generations.step()
             self._progress()
@@ -275,10 +277,10 @@ class Core:
                 moved |= work()
             now = self._turned = time.monotonic()
             self.turns += 1
-            if now - last_tick > WARM_TICK:
-                last_tick = now
+            if now > next_tick:
                 for tick in self.ticks:
                     tick(now)
+                next_tick = now + max(WARM_TICK, (time.monotonic() - now) / TICK_SHARE)
             quiet = 0 if moved else quiet + 1
             if self.active:
                 if quiet > SPINS:

@@ -253,15 +253,18 @@ class DestinationSide(Custody):
 
     def _tick(self, now: float) -> None:
         for receive in list(self._live.values()):
-            late = [leg for leg in receive.legs.values() if not leg.done]
-            names = ", ".join(leg.peer.label if leg.peer else "?" for leg in late)
-            lost = [leg for leg in late if leg.peer is not None and leg.peer.channel is None]
+            lost = [g for g in receive.legs.values() if not g.done and g.peer is not None and g.peer.channel is None]
             if now > receive.deadline:
                 state = receive.transfer.cell.state
                 waits = state is TransferState.WAITING
                 self._core.count("deadlines_total", state="waiting" if waits else "transfer")
-                self._fail(receive, DeadlineExceeded(f"{state} for too long", peer=names))
+                self._fail(receive, DeadlineExceeded(f"{state} for too long", peer=_late(receive)))
             elif not lost:
                 receive.connect_by = now + self._core.timeouts.connect
             elif now > receive.connect_by or any(leg.peer and leg.peer.refused_since for leg in lost):
-                self._fail(receive, PeerUnreachable("the control connection is gone", peer=names))
+                self._fail(receive, PeerUnreachable("the control connection is gone", peer=_late(receive)))
+
+
+def _late(receive: Receive) -> str:
+    """Who has not sent its part."""
+    return ", ".join(leg.peer.label if leg.peer else "?" for leg in receive.legs.values() if not leg.done)
