@@ -156,10 +156,11 @@ class World:
         server_name: str | None = None,
         layers: tuple[int, ...] = tuple(range(LAYERS)),
         stage: tuple[int, int] = (0, 1),
+        pages: int = PAGES,
         **config_of: object,
     ) -> Rank:
         """`config_of`: further fields of EndpointConfig."""
-        pool = Pool(tp, tp_size, memory, layers, stage)
+        pool = Pool(tp, tp_size, memory, layers, stage, pages)
         config = EndpointConfig(listen_host="127.0.0.1", timeouts=timeouts, tls_dir=tls_dir, **config_of)  # type: ignore[arg-type]
         if server_name is not None:
             config = replace(config, server_name=server_name)
