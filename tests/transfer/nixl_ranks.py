@@ -40,10 +40,13 @@ class RankProcess:
         devices: str = "",
         namespace: str = "",
         pod: str = "",
+        options: dict | None = None,
     ) -> None:
         """`namespace` is a network namespace to run in; `host`, `port` and `devices` its address there."""
         env = {**os.environ, "OMP_NUM_THREADS": "1", "NIXL_LOG_LEVEL": "ERROR"}
-        for name, value in (("HOST", host), ("PORT", str(port or "")), ("DEVICES", devices), ("POD", pod)):
+        more = json.dumps(options) if options else ""
+        given = {"HOST": host, "PORT": str(port or ""), "DEVICES": devices, "POD": pod, "OPTIONS": more}
+        for name, value in given.items():
             env.pop(f"RANK_{name}", None)
             if value:
                 env[f"RANK_{name}"] = value

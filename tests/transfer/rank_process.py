@@ -3,7 +3,8 @@
 python rank_process.py ROLE TP TP_SIZE INCARNATION MEMORY TLS_DIR PAGES
 
 RANK_HOST, RANK_PORT, RANK_DEVICES and RANK_POD name another address, a fixed port, other network devices than
-loopback, and another pod.
+loopback, and another pod. RANK_OPTIONS is JSON: `timeouts` and `config` (fields of Timeouts and EndpointConfig),
+`bootstrap`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import sys
 import time
 
@@ -27,15 +29,20 @@ def main() -> None:
     role, tp, tp_size, incarnation, memory, tls, many = sys.argv[1:8]
     pool = Pool(int(tp), int(tp_size), memory, pages=int(many))
     host = os.environ.get("RANK_HOST", "127.0.0.1")
+    options = json.loads(os.environ.get("RANK_OPTIONS", "{}"))
+    times = {"waiting": 5, "transfer": 2, "settle": 0.5, "connect": 3, "probe": 10, **options.get("timeouts", {})}
     config = EndpointConfig(
         listen_host=host,
         advertise_host=host,
         control_port=int(os.environ.get("RANK_PORT", "0")),
         net_devices=os.environ.get("RANK_DEVICES", "lo"),
         tls_dir=tls or None,
-        timeouts=Timeouts(waiting=5, transfer=2, settle=0.5, connect=3, probe=10),
+        timeouts=Timeouts(**times),
+        **options.get("config", {}),
     )
     card = template(Role(role), pool, incarnation, pod=os.environ.get("RANK_POD", ""), emulated=memory != "DRAM")
+    if card.bootstrap and "bootstrap" in options:
+        card = card.model_copy(update={"bootstrap": options["bootstrap"]})
     endpoint = RankEndpoint(card, pool.regions, config)
 
     def say(**answer: object) -> None:
@@ -48,6 +55,8 @@ def main() -> None:
         do = command.pop("do")
         if "count" in command:
             command["pages"] = range(command["first"], command["first"] + command["count"])
+            if "shuffle" in command:  # no runs: one descriptor a page and region
+                command["pages"] = random.Random(command["shuffle"]).sample(command["pages"], command["count"])
         if do == "peers":
             endpoint.apply_peers([RankCard.model_validate_json(c) for c in command["cards"]])
             say(wired=endpoint.wait_wired(15), verdicts=[v.model_dump(mode="json") for v in endpoint.verdicts])
@@ -65,7 +74,11 @@ def main() -> None:
         elif do == "receive":
             room, pages = command["room"], command["pages"]
             transfers[room] = endpoint.receive(
-                room=room, attempt=0, bootstrap=BOOTSTRAP, pages=pages, tokens=len(pages) * TOKENS - 1
+                room=room,
+                attempt=0,
+                bootstrap=command.get("bootstrap", BOOTSTRAP),
+                pages=pages,
+                tokens=len(pages) * TOKENS - 1,
             )
             say(ok=True)
         elif do == "wait":
@@ -90,8 +103,19 @@ def main() -> None:
             for array in pool.arrays.values():
                 array[:] = 0
             say(ok=True)
+        elif do == "paint":
+            for array in pool.arrays.values():
+                array.view("uint8")[:] = command["value"]
+            say(ok=True)
+        elif do == "painted":
+            # Pages of each region that hold something else.
+            value = command["value"]
+            others = [
+                int((a.view("uint8") != value).reshape(len(a), -1).any(axis=1).sum()) for a in pool.arrays.values()
+            ]
+            say(others=sum(others))
         elif do == "counters":
-            say(**endpoint.counters)
+            say(**endpoint.counters, agent=endpoint.card.generation, failed=str(endpoint.failed or ""))
         elif do == "verdicts":
             say(verdicts=[v.model_dump(mode="json") for v in endpoint.verdicts])
         elif do == "close":

@@ -9,6 +9,7 @@ import time
 import pytest
 from kv_world import QUICK, READY, TOKENS, World, ask, give, until
 
+from pdtransfer.agent.port import AgentFailure
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.verdict import VerdictState
 from pdtransfer.errors import (
@@ -275,3 +276,40 @@ def test_a_late_write_after_release_can_be_forced_with_the_double():
     assert memory[32:40].tolist() == [7] * 8
     assert ctypes.string_at(memory.ctypes.data + 32, 1) == b"\x07"
     assert QUICK.waiting > 0
+
+
+def breaks(agent, *, also_itself: bool) -> None:
+    """Every post fails; `also_itself`: those within the rank too."""
+    post = agent.post
+
+    def fails(operation, local, local_indices, remote, remote_indices, notification=b""):
+        if remote.owner != agent.name or also_itself:
+            agent.faults.seen.append("broken")
+            raise AgentFailure("nixlBackendError", "injected: broken", posted=False)
+        return post(operation, local, local_indices, remote, remote_indices, notification)
+
+    agent.post = fails
+
+
+def test_a_rank_whose_own_agent_moves_nothing_any_more_fails_by_name(world):
+    (prefill,), (decode,) = world.pair()
+    breaks(prefill.agent, also_itself=True)
+    for room in range(1, 4):
+        receiver = ask(decode, room, [room])
+        give(prefill, room, [1])
+        assert receiver.wait(3) is FAILED
+    assert until(lambda: prefill.endpoint.failed is not None)
+    assert "not even from this rank to itself" in str(prefill.endpoint.failed)
+
+
+def test_a_rank_whose_peers_fail_it_lives_on(world):
+    (prefill,), (decode,) = world.pair()
+    breaks(prefill.agent, also_itself=False)
+    posts = prefill.agent.posts
+    for room in range(1, 6):
+        receiver = ask(decode, room, [room])
+        give(prefill, room, [1])
+        assert receiver.wait(3) is FAILED
+    assert until(lambda: prefill.agent.posts > posts)  # the copy within the rank
+    time.sleep(0.1)
+    assert prefill.endpoint.failed is None

@@ -90,4 +90,3 @@ class Deaths:
     def _forget(self, peer: Peer) -> None:
         if self._since.pop(peer, None) is not None:
             self._core.hot(-1)
-

@@ -79,7 +79,7 @@ def admit(
     mine: RankCard, peers: Mapping[PeerKey, Peer], drained: Callable[[str], bool], hello: Hello
 ) -> Peer | Refused:
     """Whom a dialling side is, or why it is refused. Only the roster decides. A peer that waits to be
-    loaded is let in so far: ask again once it was."""
+    loaded is let in so far: ask again once it was. One whose agent is lost is let in: it may have another."""
     if hello.cluster_uid != mine.cluster_uid:
         return Refused(reason="OtherCluster", message=f"this is PDCluster {mine.cluster_uid}")
     if (hello.to_pod_uid, hello.to_incarnation, hello.to_rank) != (mine.pod_uid, mine.incarnation, mine.rank):
@@ -101,6 +101,6 @@ def admit(
             message=f"the peer's roster names incarnation {held.incarnation}",
             drained=hello.first_agent != held.first_agent and drained(hello.first_agent),
         )
-    if hello.layout_hash != held.layout_hash or not (peer.loaded or peer.loading):
+    if hello.layout_hash != held.layout_hash or not (peer.loaded or peer.loading or peer.reload):
         return Refused(reason=LayoutMismatch.reason, message=peer.verdict.message or "other layout")
     return peer

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from pdtransfer.agent.port import AgentFailure
@@ -32,11 +32,15 @@ class Owner(Protocol):
     def on_loaded(self, peer: Peer) -> None:
         """Another agent of it was loaded."""
 
-    def on_unloaded(self, peer: Peer, card: RankCard) -> None:
-        """An older agent of it was forgotten."""
-
     def fences(self, peer: Peer) -> bool:
         """The end of its agent stops every write of this rank to it."""
+
+
+class Requests(Protocol):
+    """The request layer."""
+
+    def on_unloaded(self, peer: Peer, card: RankCard) -> None:
+        """An older agent of it was forgotten."""
 
     def on_agents_destroyed(self, peer: Peer, oldest: int) -> None: ...
     def uses(self, peer: Peer, generation: int) -> bool:
@@ -46,9 +50,10 @@ class Owner(Protocol):
 class Moves:
     """Runs in the core's thread."""
 
-    def __init__(self, core: Core, owner: Owner) -> None:
+    def __init__(self, core: Core, owner: Owner, requests: Callable[[], Requests]) -> None:
         self._core = core
         self._owner = owner
+        self._requests = requests
         self._asked: dict[Peer, int] = {}
         """Generation that a peer wants an answer for."""
         self._gone_at: dict[str, float] = {}
@@ -82,14 +87,14 @@ class Moves:
                 peer.fenced = news.oldest
             now = time.monotonic()
             self._gone_at.update((c.agent_name, now) for c in peer.older if c.generation < news.oldest)
-            self._owner.on_agents_destroyed(peer, news.oldest)
+            self._requests().on_agents_destroyed(peer, news.oldest)
         self.look(peer, time.monotonic())
 
     def adopt(self, peer: Peer, card: RankCard) -> None:
         """Load the agent of a later generation beside the one that is held."""
         if card.generation <= peer.card.generation:
             return
-        if not peer.loaded:
+        if not peer.loaded and not peer.reload:
             peer.card = card  # its turn to be loaded is still to come
             return
         why = load_card(self._core.agent, card)
@@ -98,15 +103,16 @@ class Moves:
             self._owner.judge(peer, VerdictState.UNREACHABLE, *why)
             return
         self._core.count("peer_moves_total")
-        peer.older.append(peer.card)
-        peer.card, peer.reload = card, False
+        if peer.loaded:
+            peer.older.append(peer.card)
+        peer.card, peer.loaded, peer.reload = card, True, False
         peer.loads += 1
         self._owner.on_loaded(peer)
 
     def look(self, peer: Peer, now: float) -> None:
         """Answer once nothing that may succeed uses an older agent; forget those that are gone."""
         asked = self._asked.get(peer)
-        if asked == peer.card.generation and not any(self._owner.uses(peer, c.generation) for c in peer.older):
+        if asked == peer.card.generation and not any(self._requests().uses(peer, c.generation) for c in peer.older):
             del self._asked[peer]
             self._owner.send(peer, Moved(generation=asked))
         for card in [c for c in peer.older if c.generation < peer.oldest]:
@@ -132,6 +138,6 @@ class Moves:
 
     def _unload(self, peer: Peer, card: RankCard) -> None:
         self._gone_at.pop(card.agent_name, None)
-        self._owner.on_unloaded(peer, card)
+        self._requests().on_unloaded(peer, card)
         with contextlib.suppress(AgentFailure):
             self._core.agent.remove_peer(card.agent_name)

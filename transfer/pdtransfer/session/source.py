@@ -197,6 +197,7 @@ class SourceSide:
         self._core.count("descriptors_total", job.pieces, strategy=strategy)
         if job.error is None:
             leg.done = True
+            self._wiring.self_check.moved()
             metadata = base64.b64encode(room.metadata or b"").decode()
             done = Done(**leg.request.ids, nbytes=job.bytes_done, metadata=metadata, digest=leg.digest)
             self.askers.bury(leg.peer, leg.request, done, leg.filled)

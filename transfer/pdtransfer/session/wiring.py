@@ -28,6 +28,7 @@ from pdtransfer.session.loader import Loader, unload
 from pdtransfer.session.moves import Moves
 from pdtransfer.session.probe import Prober
 from pdtransfer.session.proofs import Proofs
+from pdtransfer.session.selfcheck import SelfCheck
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ class Wiring:
         self.connections = Connections(core, self)
         self.prober = Prober(core, lambda: self.card, hcas)
         self.proofs = Proofs(core, self.prober, self)
-        self._moves = Moves(core, self)
+        self.self_check = SelfCheck(core, self.prober.scratch)
+        self._moves = Moves(core, self, lambda: self.hooks)
         self._deaths = Deaths(core, lambda: self.card, self.on_drained)
         self.verdicts: tuple[Verdict, ...] = ()
         core.ticks.append(self._tick)
@@ -171,6 +173,7 @@ class Wiring:
     def reload(self, peer: Peer) -> None:
         """NIXL's connection to the peer broke: only remove and add mend it."""
         peer.reload = True
+        self.self_check.failed()
 
     def _retire(self, peer: Peer, replaced: bool) -> None:
         peer.retired = True
@@ -234,18 +237,6 @@ class Wiring:
         self.hooks.on_loaded(peer)
         if peer.channel is not None and not peer.retired:
             self.proofs.start(peer)
-
-    def on_unloaded(self, peer: Peer, card: RankCard) -> None:
-        """An older one was forgotten."""
-        self.hooks.on_unloaded(peer, card)
-
-    def on_agents_destroyed(self, peer: Peer, oldest: int) -> None:
-        """A peer's agents before that generation are gone."""
-        self.hooks.on_agents_destroyed(peer, oldest)
-
-    def uses(self, peer: Peer, generation: int) -> bool:
-        """Something was begun to that agent of the peer and may still succeed."""
-        return self.hooks.uses(peer, generation)
 
     # --- verdicts, retirement ---------------------------------------------------------------
 
