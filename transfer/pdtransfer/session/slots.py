@@ -4,8 +4,8 @@ A leg (one source's part of one request) says how many slots it wants over its w
 most `PER_LEG` of an arena at a time. A slot is lent again once its bytes were scattered (`spend`), or
 once nothing of its leg can land any more (`release`). Until then the slots of a failed leg are in
 quarantine: a late write can hit them, and nothing else of this rank. A peer that is slow, or stopped,
-keeps its slots, so it may hold at most twice as many as are free then (dynamic thresholds, Choudhury and
-Hahne 1998): the others always find some.
+keeps its slots, so beyond its first one it may hold at most twice as many as stay free (dynamic thresholds,
+Choudhury and Hahne 1998): the others find some.
 """
 
 from __future__ import annotations
@@ -53,6 +53,10 @@ class _Arena:
     held: Counter[Hashable] = field(default_factory=Counter)
     """Slots by peer, those in quarantine too."""
 
+    def fair(self, peer: Hashable) -> bool:
+        """It may be lent one more: its first, or one that leaves at least half as many as it then holds."""
+        return not self.held[peer] or self.held[peer] + 1 <= 2 * (len(self.free) - 1)
+
     def back(self, ticket: Ticket) -> None:
         """Its slot is free."""
         self.free.append(ticket.slot)
@@ -93,7 +97,7 @@ class SlotBook:
         """Lend free slots to who waits, one by one, in turn."""
         for kind, held in self._arenas.items():
             while held.free:
-                peer = next((p for p in held.turns if held.held[p] < 2 * len(held.free)), None)
+                peer = next((p for p in held.turns if held.fair(p)), None)
                 if peer is None:
                     break
                 legs = held.turns.pop(peer)
