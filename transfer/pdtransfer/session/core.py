@@ -7,6 +7,7 @@ Progress is explicit (see agent.nixl): hot while something is in flight, one tic
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -213,10 +214,15 @@ class Core:
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.set_exception_handler(lambda _, c: self.crash(c.get("exception") or RuntimeError(c["message"])))
+        main = self._loop.create_task(self._run(), name="main")
         try:
-            self._loop.run_until_complete(self._run())
+            self._loop.run_until_complete(main)
         except BaseException as error:
             self.crash(error)
+            if not main.done():
+                # A SystemExit leaves the loop at once: what ends connections, tasks and agent is still to come.
+                with contextlib.suppress(BaseException):
+                    self._loop.run_until_complete(main)
         finally:
             self._end_transfers()
             if self.failed is not None:
