@@ -99,6 +99,7 @@ class Ranks:
         self.all = prefill + decode
         cards = [RankCard.model_validate_json(r.answer()["card"]) for r in self.all]
         for rank, card in zip(self.all, cards, strict=True):
+            rank.card = card
             rank.tell("peers", cards=[c.model_dump_json() for c in peers_of(card, cards)])
         for rank in self.all:
             wired = rank.answer()

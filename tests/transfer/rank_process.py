@@ -59,7 +59,8 @@ def main() -> None:
                 command["pages"] = random.Random(command["shuffle"]).sample(command["pages"], command["count"])
         if do == "peers":
             endpoint.apply_peers([RankCard.model_validate_json(c) for c in command["cards"]])
-            say(wired=endpoint.wait_wired(15), verdicts=[v.model_dump(mode="json") for v in endpoint.verdicts])
+            wired = endpoint.wait_wired(command.get("wait", 15))
+            say(wired=wired, verdicts=[v.model_dump(mode="json") for v in endpoint.verdicts])
         elif do == "send":
             room, pages = command["room"], command["pages"]
             if "count" not in command:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from pdtransfer.contract.base import Backend, ContractModel, EngineType, MemoryKind, Role, content_hash
-from pdtransfer.contract.fingerprint import ModelIdentity, layout_fingerprint, pair_fingerprint
+from pdtransfer.contract.fingerprint import ModelIdentity, layout_fingerprint, metadata_fingerprint, pair_fingerprint
 from pdtransfer.contract.layout import RankLayout
 
 
@@ -95,7 +95,8 @@ class RankCard(ContractModel):
     fingerprint: str = ""
     layout_hash: str = ""
     metadata_hash: str = ""
-    """Of `nixl_metadata`: NIXL takes damaged metadata without a word, or can not load that agent any more."""
+    """Of `nixl_metadata`: one flipped bit of it can end the process that loads it (UCX aborts), or keep that
+    agent from ever being loaded."""
 
     @property
     def rank(self) -> int:
@@ -108,7 +109,7 @@ class RankCard(ContractModel):
             update={
                 "fingerprint": pair_fingerprint(self.model, self.layout),
                 "layout_hash": layout_fingerprint(self.layout),
-                "metadata_hash": content_hash(self.nixl_metadata) if self.nixl_metadata else "",
+                "metadata_hash": metadata_fingerprint(self.nixl_metadata),
             }
         )
 
@@ -124,8 +125,10 @@ class RankCard(ContractModel):
             return f"fingerprint {self.fingerprint or '(none)'} does not match the card's model and layout"
         if self.layout_hash != layout_fingerprint(self.layout):
             return f"layout hash {self.layout_hash or '(none)'} does not match the card's layout"
-        if self.metadata_hash and self.metadata_hash != content_hash(self.nixl_metadata):
-            return f"metadata hash {self.metadata_hash} does not match the card's NIXL metadata, which was damaged"
+        if self.metadata_hash != metadata_fingerprint(self.nixl_metadata):
+            return (
+                f"metadata hash {self.metadata_hash or '(none)'} does not match the card's NIXL metadata: it is damaged"
+            )
         return None
 
 

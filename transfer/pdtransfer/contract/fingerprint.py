@@ -45,3 +45,8 @@ def layout_fingerprint(layout: RankLayout) -> str:
         region.pop("address", None)
         region.pop("device", None)
     return content_hash(data)
+
+
+def metadata_fingerprint(metadata: str) -> str:
+    """Hash of a rank's NIXL metadata as its card carries it; empty where there is none."""
+    return content_hash(metadata) if metadata else ""
