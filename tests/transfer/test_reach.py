@@ -34,20 +34,23 @@ def card(
 @pytest.mark.parametrize(
     ("transports", "cma", "cuda_ipc", "xpmem"),
     [
-        ("", True, True, False),
-        ("all", True, True, False),
+        ("", True, True, True),
+        ("all", True, True, True),
         ("tcp", False, False, False),
         ("rc,tcp", False, False, False),
-        ("^cma", False, True, False),
-        ("^cuda", True, False, False),
+        ("^cma", False, True, True),
+        ("^cma,xpmem", False, True, False),
+        ("^cuda", True, False, True),
         ("^sm", False, True, False),
-        ("sm,tcp", True, False, False),
-        ("shm", True, False, False),
+        ("sm,tcp", True, False, True),
+        ("shm", True, False, True),
+        ("mm,tcp", False, False, True),
         ("cma,tcp", True, False, False),
+        ("cma:aux,\\tcp", True, False, False),
         ("rc,cuda", False, True, False),
         ("tcp,cuda_copy,cuda_ipc", False, True, False),
         ("tcp,cuda_copy", False, False, False),
-        ("xpmem,tcp", False, False, True),
+        ("posix,sysv,tcp", False, False, False),
     ],
 )
 def test_words_of_ucx_tls(transports, cma, cuda_ipc, xpmem):
@@ -70,11 +73,20 @@ def test_words_of_ucx_tls(transports, cma, cuda_ipc, xpmem):
         (card(memory="VRAM"), card(process=OTHER_HOST), True),
         (card(memory="VRAM", emulated=True), card(process=OTHER_POD), True),
         (card("rc,cuda_copy", memory="VRAM"), card(process=OTHER_POD), True),
-        (card("xpmem,tcp"), card("xpmem,tcp", process=OTHER_POD), False),
     ],
 )
 def test_whom_a_new_agent_fences(mine, peer, fenced):
     assert revocable(mine, peer) is fenced
+
+
+def test_kernel_modules_reach_across_pods_of_one_host(monkeypatch):
+    there = {"/sys/module/xpmem"}
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: str(path) in there)
+    assert not revocable(card(), card(process=OTHER_POD))
+    assert revocable(card("posix,tcp"), card(process=OTHER_POD))
+    assert revocable(card(), card(process=OTHER_HOST))
+    there.clear()
+    assert revocable(card(), card(process=OTHER_POD))
 
 
 def test_the_own_process_lives_and_one_that_had_its_number_does_not():

@@ -15,14 +15,18 @@ from pathlib import Path
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.contract.card import RankCard, RankProcess
 
-_SETS = {
-    "cma": frozenset({"all", "sm", "shm", "cma"}),
-    "xpmem": frozenset({"xpmem"}),
-    "knem": frozenset({"knem"}),
+_SM = frozenset({"all", "sm", "shm"})
+_WORDS = {
+    "cma": _SM | {"cma"},
+    "xpmem": _SM | {"mm", "xpmem"},
+    "knem": _SM | {"knem"},
     "cuda_ipc": frozenset({"all", "cuda", "cuda_ipc"}),
+    "rocm_ipc": frozenset({"all", "rocm", "rocm_ipc"}),
+    "ze_ipc": frozenset({"all", "ze", "ze_ipc"}),
 }
-"""Transports that need no help of the receiver, and the words of UCX_TLS that stand for them. xpmem
-and knem are kernel modules that NIXL's wheel is built without: only who names them has them."""
+"""Transports that need no help of the receiver, and the words of UCX_TLS that stand for them (UCX's aliases)."""
+_MODULES = ("xpmem", "knem")
+"""Those that need a kernel module of that name."""
 
 
 def this_process() -> RankProcess | None:
@@ -62,25 +66,24 @@ def is_dead(process: RankProcess) -> bool:
 
 def revocable(mine: RankCard, peer: RankCard) -> bool:
     """True when destroying `mine`'s agent stops every write of `peer`. When it is not known whether
-    they share a host, they do."""
+    they share a host, they do. (The host of `mine` must be this one: its kernel modules are looked at.)"""
     a, b = mine.process, peer.process
     one_host = a is None or b is None or a.host == b.host
     one_namespace = one_host and (a is None or b is None or a.pid_namespace == b.pid_namespace)
     direct = {"cma"} if one_namespace else set()
     if one_host:
-        direct |= {"xpmem", "knem"}
+        direct |= {m for m in _MODULES if Path(f"/sys/module/{m}").exists()}
         if any(r.memory is MemoryKind.VRAM for r in mine.layout.regions) and not mine.layout.emulated_vram:
-            direct.add("cuda_ipc")
+            direct |= {"cuda_ipc", "rocm_ipc", "ze_ipc"}
     return not any(may_use(mine.transports, d) and may_use(peer.transports, d) for d in direct)
 
 
 def may_use(transports: tuple[str, ...], transport: str) -> bool:
     """True when UCX_TLS `transports` (empty: UCX chooses) admit `transport`."""
-    words = [t.strip().lower() for t in transports if t.strip()]
-    names = _SETS[transport]
+    words = [t.strip().lower().lstrip("\\").partition(":")[0] for t in transports if t.strip()]
+    names = _WORDS[transport]
     if words and words[0].startswith("^"):
-        words[0] = words[0][1:]
-        return transport in ("cma", "cuda_ipc") and not names & (set(words) - {"all"})
+        return not names & ({words[0][1:], *words[1:]} - {"all"})
     return bool(names & set(words or ["all"]))
 
 
