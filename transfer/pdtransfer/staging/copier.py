@@ -99,6 +99,7 @@ class Copier:
             group = RowGroup(self._arena.address, self._arena.device, 16, 2 * first)
             copy = RowCopy(group, np.arange(first, 2 * first, dtype=np.int64), 0, first)
             until = time.monotonic() + WARM_DEADLINE
+            _ = self._torch  # also where compiled copies do most: what they leave must not import it in a request
             for fence in (self.pack([copy], 0), self.scatter(0, [copy])):
                 while not fence.done():
                     if time.monotonic() > until:
