@@ -117,11 +117,14 @@ _FAMILIES = (
     _histogram("transfer_bytes", "Bytes of one finished transfer", BYTES),
     # --- what is there now
     _gauge("inflight", "Transfers that are not settled"),
-    _gauge("queued_requests", "Requests whose first byte is not posted"),
-    _gauge("queued_bytes", "Bytes that are planned and not posted"),
-    _gauge("inflight_bytes", "Bytes of posted handles that are not done"),
+    _gauge("queued_requests", "Requests of which nothing has moved yet"),
+    _gauge("inflight_bytes", "Bytes of posted handles that are neither done nor late"),
     _gauge("inflight_handles", "Posted handles that are not done"),
-    _gauge("staging_slots", "Staging slots by state", state=("free", "granted", "filled", "quarantined")),
+    _gauge(
+        "staging_slots",
+        "Slots of this rank's staging arenas by state: decode lends them to sources, prefill packs in them",
+        state=("free", "granted", "quarantined"),
+    ),
     # --- fences
     _gauge("quarantined_bytes", "Bytes that a late write may still hit", kind=("pages", "slots")),
     _counter(

@@ -58,6 +58,8 @@ class Mover:
         self._next_check = 0.0
         self._window = Window(window_bytes, window_ops)
         self.bytes_moved = 0
+        self.on_landed: Callable[[float], None] = lambda seconds: None
+        """Hears how long each handle took that is done."""
 
     @property
     def busy(self) -> bool:
@@ -68,6 +70,11 @@ class Mover:
     def handles_in_flight(self) -> int:
         """Posted handles that are not done."""
         return len(self._window)
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Of posted handles that are neither done nor late."""
+        return self._window.nbytes
 
     @property
     def peers(self) -> frozenset[str]:
@@ -153,6 +160,7 @@ class Mover:
                 self._window.land(flight)
                 job.bytes_done += item.nbytes
                 self.bytes_moved += item.nbytes
+                self.on_landed(self._clock() - flight.posted_at)
                 with suppress(AgentFailure):  # the bytes are there; a list that stays costs memory only
                     self._agent.release(flight.handle)
                     for made in flight.lists:

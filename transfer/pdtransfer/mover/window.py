@@ -62,6 +62,11 @@ class Window:
         """Flights that take long, a copy."""
         return list(self._late)
 
+    @property
+    def nbytes(self) -> int:
+        """Of the fresh ones."""
+        return self._bytes
+
     def of(self, job: Job) -> list[Flight]:
         """Flights of one job; looks at all."""
         return [f for f in (*self._fresh, *self._late) if f.job is job]

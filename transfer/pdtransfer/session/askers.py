@@ -176,7 +176,7 @@ class Askers:
         self.bury(leg.peer, leg.request, answer)
 
     def _refuse(self, peer: Peer, request: Request, error: TransferError, bury: bool = True) -> None:
-        self._core.count("requests_refused")
+        self._core.count("requests_refused_total")
         failed = Failed(**request.ids, reason=error.reason, message=error.message, settled=bury)
         if bury:
             self.bury(peer, request, failed)

@@ -96,8 +96,10 @@ class Connections:
             except Exception as error:
                 self._judge_dial(peer, error)
             else:
-                pause = BACKOFF[0]
+                began = time.monotonic()
                 await self._stay(peer, channel)
+                if time.monotonic() - began > BACKOFF[1]:
+                    pause = BACKOFF[0]  # not where each one breaks at once
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(BACKOFF[1], pause * 2)
 
@@ -135,7 +137,7 @@ class Connections:
     async def _welcome(self, channel: Channel) -> Peer | None:
         """Whom the dialling side is; None when it was refused or said nothing."""
         if self._strangers >= MAX_STRANGERS:
-            self._core.count("connections_refused")
+            self._core.count("connections_refused_total")
             return None
         self._strangers += 1
         try:
@@ -157,7 +159,7 @@ class Connections:
                 await asyncio.wait_for(self._owner.loaded(answer), self._core.timeouts.connect)
                 answer = admit(mine, self._owner.peers, self._owner.drained, hello)
         if isinstance(answer, Refused):
-            self._core.count("connections_refused")
+            self._core.count("connections_refused_total")
             channel.send(answer)
             return None
         channel.send(
@@ -179,11 +181,11 @@ class Connections:
                 if not channel.answer_ping(frame):
                     self._owner.on_frame(peer, frame)
         except FrameError as error:
-            self._core.count("frame_errors")
+            self._core.count("frame_errors_total")
             logger.warning("%s: %s sent no frame: %s", self._core.name, peer.label, error)
         except Exception:
             # One peer's frame must not end the transfers with all others.
-            self._core.count("frame_errors")
+            self._core.count("frame_errors_total")
             logger.exception("%s: a frame of %s could not be handled", self._core.name, peer.label)
         finally:
             keep.cancel()

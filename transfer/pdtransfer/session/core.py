@@ -52,7 +52,7 @@ class Core:
         self.metrics = Metrics()
         self.make_agent = make_agent
         """Makes an agent of that name; may take long."""
-        self.generations = Generations(config)
+        self.generations = Generations(config, lambda seconds: self.metrics.observe("handle_seconds", seconds))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name=f"pdtransfer-{name}", daemon=True)
         self._ready = threading.Event()
@@ -130,7 +130,7 @@ class Core:
             try:
                 await work
             except Exception:
-                self.count("task_errors")
+                self.count("task_errors_total")
                 logger.exception("%s: %s failed", self.name, name)
 
         task = self.spawn(contained(), name)
@@ -219,10 +219,8 @@ class Core:
             self._loop.run_until_complete(main)
         except BaseException as error:
             self.crash(error)
-            if not main.done():
-                # A SystemExit leaves the loop at once: what ends connections, tasks and agent is still to come.
-                with contextlib.suppress(BaseException):
-                    self._loop.run_until_complete(main)
+            with contextlib.suppress(BaseException):  # a SystemExit leaves the loop before it closed what it holds
+                self._loop.run_until_complete(main)
         finally:
             self._end_transfers()
             if self.failed is not None:
@@ -272,7 +270,7 @@ class Core:
             return
         self._bad_turns = 0
         if notes:
-            self.count("notifications", len(notes))
+            self.count("notifications_total", len(notes))
 
     async def _pump(self) -> None:
         quiet, next_tick = 0, 0.0

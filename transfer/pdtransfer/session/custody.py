@@ -54,6 +54,11 @@ class Custody:
         return len(self._live) + len(self._settling)
 
     @property
+    def queued(self) -> int:
+        """Receives of which nothing has come yet."""
+        return sum(not receive.progressing for receive in self._live.values())
+
+    @property
     def quarantined_pages_bytes(self) -> int:
         """Bytes of pages that a late write may still hit."""
         with self._lock:

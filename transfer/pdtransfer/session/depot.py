@@ -65,6 +65,11 @@ class Depot:
 
     # --- this rank's own use (prefill packs) ------------------------------------------------
 
+    def counts(self) -> dict[str, int]:
+        """Slots over all arenas by state: free, granted (one is packed in, or sent)."""
+        free = sum(store.slots.free for store in self._stores.values())
+        return {"free": free, "granted": sum(store.arena.slots for store in self._stores.values()) - free}
+
     def take(self, kind: MemoryKind, peer: str) -> int | None:
         """A free slot to pack in for that peer; None: not now."""
         return self._stores[kind].slots.take(peer)

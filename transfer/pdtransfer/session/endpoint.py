@@ -71,7 +71,7 @@ class RankEndpoint:
         self._rotation = Rotation(self._core, self._wiring, self._destination, self._register, self._show)
         role = self._card.role
         self._wiring.hooks = Exchange(self._core, role, self._source, self._destination, self._rotation)
-        Gauges(self._core, self._wiring, self._source, self._destination)
+        Gauges(self._core, self._wiring, self._source, self._destination, self._depot)
         self._roster: tuple[RankCard, ...] = ()
         self._routes = Routes(self._card, ())
         self._draining = False

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from pdtransfer.contract.base import Role
 from pdtransfer.contract.verdict import VerdictState
 from pdtransfer.session.core import Core
+from pdtransfer.session.depot import Depot
 from pdtransfer.session.destination import DestinationSide
 from pdtransfer.session.source import SourceSide
 from pdtransfer.session.wiring import Wiring
@@ -18,11 +20,14 @@ EVERY = 1.0
 class Gauges:
     """Runs in the core's thread."""
 
-    def __init__(self, core: Core, wiring: Wiring, source: SourceSide, destination: DestinationSide) -> None:
+    def __init__(
+        self, core: Core, wiring: Wiring, source: SourceSide, destination: DestinationSide, depot: Depot
+    ) -> None:
         self._core = core
         self._wiring = wiring
         self._source = source
         self._destination = destination
+        self._depot = depot
         self._next = 0.0
         self._transports: set[str] = set()
         core.ticks.append(self._tick)
@@ -36,8 +41,15 @@ class Gauges:
         """Take every gauge."""
         gauge, mover = self._core.metrics.gauge, self._core.mover
         gauge("inflight", self._source.inflight + self._destination.inflight)
-        gauge("quarantined_bytes", self._destination.quarantined_bytes, kind="pages")
+        gauge("queued_requests", self._source.queued + self._destination.queued)
+        book = self._destination.intake.book
+        gauge("quarantined_bytes", self._destination.quarantined_pages_bytes, kind="pages")
+        gauge("quarantined_bytes", book.quarantined_bytes, kind="slots")
+        decode = self._wiring.card.role is Role.DECODE  # it lends, prefill packs
+        for state, count in (book.counts() if decode else self._depot.counts()).items():
+            gauge("staging_slots", count, state=state)
         gauge("inflight_handles", mover.handles_in_flight)
+        gauge("inflight_bytes", mover.bytes_in_flight)
         gauge("loading_peers", len(self._wiring.loader))
         self._peers()
 

@@ -6,6 +6,7 @@ both hold the same memory meanwhile, both progress, and destroying the old one f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdtransfer.agent.port import AgentFailure, AgentPort
@@ -33,8 +34,10 @@ class Generations:
 
     present: Generation
 
-    def __init__(self, config: EndpointConfig) -> None:
+    def __init__(self, config: EndpointConfig, landed: Callable[[float], None]) -> None:
+        """`landed` hears the seconds of each handle that is done."""
         self._config = config
+        self._landed = landed
         self._older: list[Generation] = []
         """Replaced ones that go on."""
         self._leaving: list[Generation] = []
@@ -52,6 +55,7 @@ class Generations:
             window_ops=config.window_ops,
             settle=config.timeouts.settle,
         )
+        mover.on_landed = self._landed
         self.present = Generation(number, agent, mover)
 
     @property

@@ -51,6 +51,12 @@ class SourceSide:
         """Rooms and legs that are not over."""
         return len(self._rooms)
 
+    @property
+    def queued(self) -> int:
+        """Requests of which nothing was queued yet."""
+        legs = (leg for room in self._rooms.open.values() for leg in room.legs.values())
+        return len(self._rooms.pending) + sum(not leg.started and not leg.over for leg in legs)
+
     # --- the engine -------------------------------------------------------------------------
 
     def command(self, what: str, sender: SendTransfer, value: object = None) -> None:
@@ -148,7 +154,7 @@ class SourceSide:
             if leg.stage is not None and leg.error is None:
                 self.stager.on_grant(leg.stage, grant)
         elif not self.askers.filled_again(peer, grant):
-            self._core.count("stray_frames")
+            self._core.count("stray_frames_total")
 
     # --- legs -------------------------------------------------------------------------------
 
