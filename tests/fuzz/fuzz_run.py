@@ -34,8 +34,8 @@ SILENCE = 60.0
 """Seconds without a new input until the child is killed (it hangs where no signal reaches)."""
 GROWTH = 256 << 20
 """Bytes a target may grow by, after its first 500 inputs."""
-MEMORY = 8 << 30
-"""Address space of a child."""
+MEMORY = 4 << 30
+"""Bytes of address space that a child may take beyond what it has when it begins."""
 KEEP = 300
 """Inputs the corpus may grow by."""
 
@@ -55,7 +55,6 @@ def fuzz(run: Any, corpus: tuple[bytes, ...], seconds: float, seed: int, current
         limit = f"{INPUT_SECONDS} s of processor time" if number == signal.SIGPROF else f"{WAIT_SECONDS} s"
         raise TooSlow(f"over {limit}")
 
-    getattr(run, "start", bool)()  # what takes long is not an input's fault
     signal.signal(signal.SIGALRM, alarm)
     signal.signal(signal.SIGPROF, alarm)
     mutator = Mutator(corpus, seed)
@@ -112,8 +111,10 @@ def child(name: str, seconds: float, seed: int, current: Path) -> None:
     from fuzz_targets import targets
 
     faulthandler.enable()
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     target = targets()[name]
+    getattr(target.run, "start", bool)()  # what takes long, or maps much, is not an input's fault
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, held + MEMORY))
     print(json.dumps(fuzz(target.run, target.corpus, seconds, seed, current)), flush=True)
     os._exit(0)  # endpoints of a target may have threads; nothing of theirs is wanted
 

@@ -21,12 +21,14 @@ from pdtransfer.contract.card import PodCards, RankCard, StagingArena
 from pdtransfer.contract.geometry import GeometryError
 from pdtransfer.contract.hf_config import read_geometry
 from pdtransfer.contract.link import Drain, Heartbeat, Hello, Peers, Probe, Refuse, Verdicts, rank_messages
+from pdtransfer.contract.metrics import FAMILIES
 from pdtransfer.contract.roster import Roster, RosterRefusal
 from pdtransfer.contract.verdict import PodVerdicts
 from pdtransfer.errors import TransferError
 from pdtransfer.peers import coverage_gap, first_verdict, refusal, required_askers, roster_change, same_peer
 from pdtransfer.session import frames
 from pdtransfer.session.channel import Channel
+from pdtransfer.session.metrics import Metrics
 from pdtransfer.session.probe import choose_samples
 from pdtransfer.sidecar import api, metrics, model, rank_link, rosters, views
 from pdtransfer.sidecar.hub import Hub
@@ -218,6 +220,23 @@ def rank_lines(data: bytes) -> str:
     views.readiness(hub.state, now, True, "", "")
     metrics.render(hub, True)
     return f"{' '.join(seen[:4])} {len(hub.state.ranks)} {len(hub.state.refused)}"
+
+
+HELLO = text(Hello(card=card(0), expected_ranks=2))
+
+
+def rank_metrics(data: bytes) -> str:
+    """What a rank measured, as its sidecar shows it."""
+    return rank_lines(HELLO + b"\n" + data)
+
+
+def measured() -> bytes:
+    """A heartbeat with a sample of every family."""
+    held = Metrics()
+    for family in FAMILIES.values():
+        labels = {name: values[0] if values else "x" for name, values in family.labels.items()}
+        {"counter": held.count, "gauge": held.gauge, "histogram": held.observe}[family.kind](family.name, 1.5, **labels)
+    return text(Heartbeat(inflight=2, metrics=held.snapshot()))
 
 
 def link_lines(data: bytes) -> str:
@@ -423,6 +442,7 @@ def targets() -> dict[str, Target]:
         "card": Target((text(full_card()), text(card(1, layers=3)), text(MINE)), rank_card),
         "roster": Target((body, text(roster((1, 1), {0: (full_card(),)})), text(roster((0, 0), {}))), roster_body),
         "rank-lines": Target((lines, text(hello), text(Refuse(reason="r", message="m"))), rank_lines),
+        "rank-metrics": Target((measured(), text(Heartbeat())), rank_metrics),
         "link-lines": Target((b"\n".join(text(m) for m in told), text(Refuse(reason="r", message="m"))), link_lines),
         "control-api": Target(calls, control_api),
         "pod-answers": Target((text(shown), text(judged), text(refused)), pod_answers),

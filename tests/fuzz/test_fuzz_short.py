@@ -26,6 +26,7 @@ NAMES = tuple(targets())
 @pytest.mark.parametrize("name", NAMES)
 def test_no_input_crashes_hangs_or_fills_memory(name, tmp_path):
     target = targets()[name]
+    getattr(target.run, "start", bool)()
     found = fuzz_run.fuzz(target.run, target.corpus, 20.0, 1, tmp_path / "input", most=INPUTS)
     if name == "live-peer":
         target.run.close()  # type: ignore[attr-defined]
@@ -41,6 +42,7 @@ def test_every_valid_input_is_taken():
     assert every["card"].run(every["card"].corpus[0]) == "card fits"
     assert every["roster"].run(every["roster"].corpus[0]) == "roster taken"
     assert every["rank-lines"].run(every["rank-lines"].corpus[0]) == "hello heartbeat verdicts 2 0"
+    assert every["rank-metrics"].run(every["rank-metrics"].corpus[0]) == "hello heartbeat 2 0"
     assert every["link-lines"].run(every["link-lines"].corpus[0]) == "1 1 1"
     assert [every["control-api"].run(c) for c in every["control-api"].corpus] == [
         *("PUT 200", "GET 200", "GET 200", "POST 202", "POST 200"),
