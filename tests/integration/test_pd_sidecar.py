@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
 
@@ -167,6 +168,17 @@ def ask(prefill: Pod, decode: Pod, prompt: list[int], new: int) -> httpx.Respons
         return both[1].result()
 
 
+def scraped(pod: Pod, name: str, **labels: str) -> float:
+    """Sum of the series of one metric with these labels."""
+    text = httpx.get(f"http://127.0.0.1:{pod.health}/metrics", timeout=5).text
+    return sum(
+        s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+        if s.name == f"pdtransfer_{name}" and labels.items() <= s.labels.items()
+    )
+
+
 def test_rosters_wire_the_pods_a_restart_is_a_new_incarnation_and_a_drain_ends_it(
     pods: tuple[Pod, Pod], model: Path
 ) -> None:
@@ -183,6 +195,15 @@ def test_rosters_wire_the_pods_a_restart_is_a_new_incarnation_and_a_drain_ends_i
     assert ask(prefill, decode, prompt, 8).json()["output_ids"] == expected
     verdicts = prefill.verdicts().verdicts
     assert len(verdicts) == 2 and all(v.bytes_moved > 0 and v.checksum_ok and v.emulated_vram for v in verdicts)
+
+    # What the ranks measured is scraped at the sidecars: decode's two ranks got what prefill's one sent.
+    until(lambda: scraped(decode, "transfers_total", outcome="succeeded") == 2, "decode's ranks report")
+    until(lambda: scraped(prefill, "transfers_total", outcome="succeeded") == 1, "prefill's rank reports")
+    sent, received = scraped(prefill, "bytes_total", direction="sent"), scraped(decode, "bytes_total", rank="0")
+    received += scraped(decode, "bytes_total", rank="1")
+    assert sent == received > 0 == scraped(decode, "bytes_total", direction="sent")
+    assert scraped(decode, "transfer_seconds_count", role="decode") == 2
+    assert scraped(prefill, "peers", state="Wired") == 2 and scraped(prefill, "inflight") == 0
 
     # The sidecar alone dies and comes back: what is wired serves on, and the pod is ready again by
     # itself, with the roster it had.
