@@ -93,9 +93,18 @@ class Ranks:
     def __init__(self) -> None:
         self.all: list[RankProcess] = []
 
-    def start(self, p: int, d: int, *, memory=("DRAM", "DRAM"), tls: str = "", ucx_tls: str = "") -> tuple[list, list]:
-        prefill = [RankProcess("prefill", t, p, "p1", memory[0], tls, ucx_tls) for t in range(p)]
-        decode = [RankProcess("decode", t, d, "d1", memory[1], tls, ucx_tls) for t in range(d)]
+    def start(
+        self,
+        p: int,
+        d: int,
+        *,
+        memory=("DRAM", "DRAM"),
+        tls: str = "",
+        ucx_tls: str = "",
+        options: dict | None = None,
+    ) -> tuple[list, list]:
+        prefill = [RankProcess("prefill", t, p, "p1", memory[0], tls, ucx_tls, options=options) for t in range(p)]
+        decode = [RankProcess("decode", t, d, "d1", memory[1], tls, ucx_tls, options=options) for t in range(d)]
         self.all = prefill + decode
         cards = [RankCard.model_validate_json(r.answer()["card"]) for r in self.all]
         for rank, card in zip(self.all, cards, strict=True):
