@@ -65,6 +65,9 @@ def main() -> None:
             room, pages = command["room"], command["pages"]
             if "count" not in command:
                 pool.fill(room, pages)
+            elif not next(iter(pool.arrays.values()))[pages[0]].any():
+                for array in pool.arrays.values():  # zeros that land late could not be seen
+                    array.view("uint8")[:] = 3
             sender = endpoint.send(room=room, tokens=len(pages) * TOKENS - 1)
             step = max(1, len(pages) // 8)
             for i in range(0, len(pages), step):

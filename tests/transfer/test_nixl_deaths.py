@@ -52,29 +52,6 @@ def start(ranks: Ranks, role: str, incarnation: str) -> RankProcess:
     return rank
 
 
-def test_a_source_stopped_in_mid_write_holds_its_pages_until_it_has_drained_and_no_byte_lands_later(ranks):
-    """Over TCP the writes of a stopped source land when it goes on."""
-    prefill, decode = start(ranks, "prefill", "p-1"), start(ranks, "decode", "d-1")
-    wire(prefill, decode)
-    begin(prefill, decode, 1)
-    prefill.process.send_signal(signal.SIGSTOP)
-    stopped = time.monotonic()
-    failed = decode.ask("wait", room=1, timeout=12)
-    assert failed["state"] == "Failed" and failed["kind"] in ("DeadlineExceeded", "PeerUnreachable"), failed
-    assert time.monotonic() - stopped < 8  # 2 s of transfer; or 3 s of silence and 3 s to come back
-    assert not failed["releasable"] and decode.ask("counters")["quarantined_bytes"] > 0
-    prefill.process.send_signal(signal.SIGCONT)
-    until = time.monotonic() + 15
-    while not decode.ask("wait", room=1, timeout=0)["releasable"]:
-        assert time.monotonic() < until, decode.ask("counters")
-        time.sleep(0.1)
-    decode.ask("reuse")
-    time.sleep(1.5)
-    assert decode.ask("check", room=1, pages=[], all=[])["untouched"]
-    assert prefill.ask("wait", room=1, timeout=0)["state"] == "Failed"
-    serves(prefill, decode, 2)
-
-
 @pytest.mark.parametrize("victim", ["prefill", "decode"])
 def test_a_process_killed_in_mid_transfer_costs_that_transfer_only(ranks, victim):
     pair = {role: start(ranks, role, f"{role}-1") for role in ("prefill", "decode")}

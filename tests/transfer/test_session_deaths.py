@@ -1,0 +1,72 @@
+"""What counts as a source's death where it can't be looked up (the double's agents share one process): all evidence
+together, for long enough. A firewall can make each piece of it."""
+
+from __future__ import annotations
+
+import time
+
+from kv_world import Rank, ask, until
+
+from pdtransfer.session.api import Timeouts, TransferState
+
+TIMES = Timeouts(waiting=9, transfer=9, settle=0.2, connect=0.4, probe=5, quarantine=600)
+PATIENCE = 2 * 0.4 + 1.0
+"""2 x connect + 1 s."""
+
+
+def cut_control(prefill: Rank) -> None:
+    """Its control connections are reset from its side and its port refuses, as a rejecting firewall would do."""
+    wiring = prefill.endpoint._wiring
+    prefill.endpoint._core.call(wiring.connections.close)
+    prefill.endpoint._core.call(lambda: [p.channel.close() for p in wiring.known() if p.channel])
+
+
+def begins(world, **config):
+    (prefill,), (decode,) = world.pair(timeouts=TIMES, **config)
+    receiver = ask(decode, 1, [4, 5])
+    (peer,) = decode.endpoint._wiring.known()
+    cut_control(prefill)
+    assert until(lambda: peer.ended_there and peer.refused_since)
+    assert receiver.wait(3) is TransferState.FAILED and not receiver.pages_releasable
+    return prefill, decode, receiver
+
+
+def test_a_reset_connection_and_a_refusing_port_are_no_death_while_the_data_path_lives(world):
+    _, decode, receiver = begins(world)
+    decode.endpoint.apply_peers([])
+    time.sleep(PATIENCE + 1)
+    assert not receiver.pages_releasable
+
+
+def test_a_data_path_that_ended_too_is_no_death_of_a_rank_that_the_roster_names(world):
+    prefill, _, receiver = begins(world)
+    world.hub.disconnect(prefill.agent.name)
+    time.sleep(PATIENCE + 1)
+    assert not receiver.pages_releasable
+
+
+def test_all_evidence_counts_once_it_has_held_for_long_enough(world):
+    prefill, decode, receiver = begins(world)
+    world.hub.disconnect(prefill.agent.name)
+    decode.endpoint.apply_peers([])
+    began = time.monotonic()
+    time.sleep(PATIENCE - 0.5)
+    assert not receiver.pages_releasable
+    assert until(lambda: receiver.pages_releasable)
+    assert time.monotonic() - began > PATIENCE
+    assert decode.endpoint.counters["quarantine_released{fence=source_end}"] == 1
+
+
+def test_evidence_that_did_not_hold_begins_anew(world):
+    prefill, decode, receiver = begins(world)
+    agent = prefill.agent
+    world.hub.disconnect(agent.name)
+    decode.endpoint.apply_peers([])
+    time.sleep(PATIENCE - 0.5)
+    with world.hub.lock:  # the data path is back for a moment
+        agent.alive, world.hub.agents[agent.name] = True, agent
+    time.sleep(0.3)
+    world.hub.disconnect(agent.name)
+    again = time.monotonic()
+    assert until(lambda: receiver.pages_releasable)
+    assert time.monotonic() - again > PATIENCE - 0.2  # looked at every 0.1 s
