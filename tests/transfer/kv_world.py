@@ -161,6 +161,7 @@ class World:
     ) -> Rank:
         """`config_of`: further fields of EndpointConfig."""
         pool = Pool(tp, tp_size, memory, layers, stage, pages)
+        config_of = {"staging_bytes": 1 << 20, "staging_slot_bytes": 1 << 16, **config_of}
         config = EndpointConfig(listen_host="127.0.0.1", timeouts=timeouts, tls_dir=tls_dir, **config_of)  # type: ignore[arg-type]
         if server_name is not None:
             config = replace(config, server_name=server_name)

@@ -204,10 +204,10 @@ class EndpointConfig:
     quarantine_cap: int | None = None
     """Bytes in quarantine at which a decode rank takes a new agent at once, and fails when that does not
     help. None: an eighth of the pool."""
-    staging_bytes: int = 32 << 20
+    staging_bytes: int = 64 << 20
     """Registered memory beside the pool, for each memory kind of it: prefill packs in it, decode lends
     it to prefill ranks, slot by slot. 0: none, and unequal slices are written in place."""
-    staging_slot_bytes: int = 2 << 20
+    staging_slot_bytes: int = 8 << 20
     strategy: Literal["auto", "sliced", "staged", "merge", "split"] = "auto"
     """Decode side: how slices of unequal tensor parallelism travel. `auto` chooses by cost for each
     request; another one is used for every request, and refused by name where a pair can not use it."""

@@ -30,6 +30,10 @@ from pdtransfer.session.wiring import Wiring
 
 Pages = npt.NDArray[np.int64]
 
+BLOCK, OVERLAP = 2 << 20, 8
+"""A block costs some 0.3 ms a side besides its bytes, so it fills a slot; but a request has a few (OVERLAP)
+blocks of at least BLOCK bytes, so that packing, writing and scattering overlap."""
+
 
 @dataclass
 class _Part:
@@ -66,6 +70,7 @@ class Feeder:
         self._lists: dict[str, Pages] = {n: np.array(p, dtype=np.int64) for n, p in self._wanted.items()}
         self._queued = Coverage((lane.regions, len(self._wanted.get(lane.pool, ()))) for lane in plan.lanes)
         self._sent = Sent({lane.number: len(self._wanted.get(lane.pool, ())) for lane in plan.lanes})
+        self._block = max(BLOCK, plan.nbytes(len(leg.request.pages)) // OVERLAP)
         leg.stage = Stage(leg, self._mover)
 
     async def run(self) -> None:
@@ -167,7 +172,8 @@ class Feeder:
         regions = range(area.first_region, area.first_region + area.regions)
         start = area.first_page + first
         before = len(part.loads)
-        for block in blocks(lane, start, area.pages, slot_bytes(strategy, lane, mine, theirs), regions):
+        size = min(slot_bytes(strategy, lane, mine, theirs), max(self._block, lane.unit))
+        for block in blocks(lane, start, area.pages, size, regions):
             cut = slice(block.first_page - start, block.first_page - start + block.pages)
             part.loads.append(Load(part.link, block, source[cut], destination[cut]))
         if strategy in THROUGH_SLOTS:

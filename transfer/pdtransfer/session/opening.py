@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.contract.card import RankCard
 from pdtransfer.errors import LayoutMismatch
-from pdtransfer.peers import Peer, PeerKey, key_of
+from pdtransfer.peers import PeerKey, key_of
 from pdtransfer.plan import Strategy, check_pages
 from pdtransfer.plan.cost import Rates, Setting, choose, load_of
 from pdtransfer.session.api import EndpointConfig
@@ -60,6 +60,7 @@ class Opener:
             check_pages(mine.layout, held.pages, "decode", pool=held.pool, memory=memory)
         counts = {held.pool: len(held.pages) for held in lists}
         serial = next(self._serials)
+        rates = self._rates(sources)
         legs = {}
         for card in sources:
             pair = self._pairs.get(card, None, memory)
@@ -79,7 +80,7 @@ class Opener:
                 first_page=first_page,
                 tokens=tokens,
                 required=self._pairs.askers(card),
-                strategy=self._strategy(card, pair, len(numbers), counts, len(sources)),
+                strategy=self._strategy(card, pair, len(numbers), counts, len(sources), rates),
                 memory=pair.memories[1],
                 pools=lists,
                 digest=self._config.digest,
@@ -87,7 +88,16 @@ class Opener:
             legs[key_of(card)] = Leg(card, request, pair, pair.plan.nbytes(len(numbers), counts))
         return legs
 
-    def _strategy(self, card: RankCard, pair: Pair, pages: int, counts: Mapping[str, int], sources: int) -> Strategy:
+    def _rates(self, sources: Sequence[RankCard]) -> Rates:
+        """Of one source for all: a probe is noisy, and the parts of one request had better go one way. The
+        one whose wire has the middle rate for bytes."""
+        peers = (self._wiring.peers.get(key_of(card)) for card in sources)
+        known = sorted((p.rates for p in peers if p and p.rates), key=lambda rates: rates.wire.source_byte)
+        return known[len(known) // 2] if known else Rates()
+
+    def _strategy(
+        self, card: RankCard, pair: Pair, pages: int, counts: Mapping[str, int], sources: int, rates: Rates
+    ) -> Strategy:
         """The configured strategy, or the cheapest one by the cost rule."""
         mine, plan = self._wiring.card, pair.plan
         if not plan.unequal:
@@ -98,8 +108,6 @@ class Opener:
             if why is not None:
                 raise LayoutMismatch(f"strategy {forced}: {why}", peer=card.pod_name)
             return forced
-        peer: Peer | None = self._wiring.peers.get(key_of(card))
-        rates = (peer.rates if peer is not None else None) or Rates()
         key = (pages, tuple(sorted(counts.items())), sources, rates, card.staging, mine.staging)
         held = pair.choices.get(key)
         if held is None:
