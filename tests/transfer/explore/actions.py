@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .bounds import TERMINAL
+from pdtransfer.session.api import TransferState
+
+from .bounds import ROOMS, TERMINAL
 from .network import Gate, Message
 from .ranks import Rank
 from .records import Flight, Receipt, Sending
@@ -27,39 +29,49 @@ def _use(world: World, name: str) -> None:
     world.used[name] = world.used.get(name, 0) + 1
 
 
-def _last(world: World, rank: Rank) -> Receipt | None:
-    return next((r for r in reversed(world.receipts) if r.rank is rank), None)
+def _last(world: World, rank: Rank, room: int) -> Receipt | None:
+    return next((r for r in reversed(world.receipts) if r.rank is rank and r.room == room), None)
 
 
-def _sending(world: World, rank: Rank) -> Sending | None:
-    return next((s for s in reversed(world.sendings) if s.rank is rank), None)
+def _sending(world: World, rank: Rank, room: int) -> Sending | None:
+    return next((s for s in reversed(world.sendings) if s.rank is rank and s.sender.room == room), None)
 
 
 def _engines(world: World) -> Iterator[Action]:
-    for rank in world.decodes:
-        last = _last(world, rank)
-        if not rank.alive or not rank.endpoint._roster:
-            continue
-        if last is None or last.transfer.state in TERMINAL:
-            done = last is not None and last.transfer.state.value == "Success"
-            tries = sum(r.rank is rank for r in world.receipts)
-            enough = len(world.pages_for(rank)) == world.bounds.pages
-            if tries < world.bounds.attempts and enough and not done:
-                yield ("receive", rank.name)
-        elif _left(world, "aborts"):
-            yield ("abort", rank.name)
-    for rank in world.prefills:
-        sending = _sending(world, rank)
-        if not rank.alive:
-            continue
-        if sending is None or sending.sender.state in TERMINAL:
-            if sum(s.rank is rank for s in world.sendings) < world.bounds.sends:
-                yield ("send", rank.name)
-        else:
-            if sending.given < world.bounds.pages:
-                yield ("chunk", rank.name)
-            if _left(world, "prefill_aborts"):
-                yield ("give up", rank.name)
+    bounds = world.bounds
+    for room in ROOMS[: bounds.rooms]:
+        of = (str(room),) if bounds.rooms > 1 else ()
+        for rank in world.decodes:
+            if rank.alive and rank.endpoint._roster:
+                for name in _decode(world, rank, room):
+                    yield (name, rank.name, *of)
+        for rank in world.prefills:
+            if rank.alive:
+                for name in _prefill(world, rank, room):
+                    yield (name, rank.name, *of)
+
+
+def _decode(world: World, rank: Rank, room: int) -> Iterator[str]:
+    last = _last(world, rank, room)
+    if last is None or last.transfer.state is TransferState.FAILED:
+        enough = len(world.pages_for(rank)) == world.bounds.pages
+        if world.tries(rank, room) < world.bounds.attempts and enough:
+            yield "receive"
+    elif last.transfer.state not in TERMINAL and _left(world, "aborts"):
+        yield "abort"
+
+
+def _prefill(world: World, rank: Rank, room: int) -> Iterator[str]:
+    sending = _sending(world, rank, room)
+    if sending is None or sending.sender.state in TERMINAL:
+        sent = sum(s.rank is rank and s.sender.room == room for s in world.sendings)
+        if sent < world.bounds.sends:
+            yield "send"
+    else:
+        if sending.given < world.bounds.pages:
+            yield "chunk"
+        if _left(world, "prefill_aborts"):
+            yield "give up"
 
 
 def _messages(world: World) -> Iterator[Action]:
@@ -95,25 +107,23 @@ def _faults(world: World) -> Iterator[Action]:
             for prefill in world.prefills:
                 if world.network.connected(decode.where, prefill.where):
                     yield ("break", decode.name, prefill.name)
-    for rank in world.prefills:
-        if rank.alive and _left(world, "kills"):
+    for rank in (*world.prefills, *world.decodes):
+        prefill = rank in world.prefills
+        if rank.alive and _left(world, "kills" if prefill else "decode_kills"):
             yield ("kill", rank.name)
         elif not rank.alive:
             yield ("restart", rank.name)
-        if rank.alive and (stale_roster(world, rank) or _left(world, "flips")):
-            yield ("roster", rank.name)
-    for rank in world.decodes:
-        if rank.alive and stale_roster(world, rank):
+        if rank.alive and (stale_roster(world, rank) or (prefill and _left(world, "flips"))):
             yield ("roster", rank.name)
     if _left(world, "jumps"):
         yield ("time",)
 
 
 def stale_roster(world: World, rank: Rank) -> bool:
-    """Its roster names other ranks than the living ones."""
+    """Its roster names other ranks than the living ones that it exchanges KV with."""
     others = world.prefills if rank in world.decodes else world.decodes
     named = {((c.pod_uid, c.rank), c.incarnation) for c in rank.endpoint._roster}
-    return named != {o.where for o in others if o.alive}
+    return named != {o.where for o in others if o.alive and world.meet(rank, o)}
 
 
 def gate_open(world: World, gate: Gate) -> bool:
@@ -131,7 +141,7 @@ def apply(world: World, action: Action) -> None:
     name, args = action[0], action[1:]
     if name in _ON_RANKS:
         rank = next(r for r in (*world.prefills, *world.decodes) if r.name == args[0])
-        _ON_RANKS[name](world, rank)
+        _ON_RANKS[name](world, rank, int(args[1]) if len(args) > 1 else ROOMS[0])
     elif name in ("deliver", "lose", "double"):
         _on_message(world, name, next(m for m in world.network.pool if m.label == args[0]))
     elif name in ("land", "err", "land late"):
@@ -195,44 +205,44 @@ def on_handle(world: World, name: str, flight: Flight) -> None:
         flight.source.agent.land(flight.handle)
 
 
-def _receive(world: World, rank: Rank) -> None:
-    world.receive(rank)
+def _receive(world: World, rank: Rank, room: int) -> None:
+    world.receive(rank, room)
 
 
-def _abort(world: World, rank: Rank) -> None:
+def _abort(world: World, rank: Rank, room: int) -> None:
     _use(world, "aborts")
-    last = _last(world, rank)
+    last = _last(world, rank, room)
     assert last is not None
     last.transfer.abort("retracted")
 
 
-def _send(world: World, rank: Rank) -> None:
-    world.send(rank)
+def _send(world: World, rank: Rank, room: int) -> None:
+    world.send(rank, room)
 
 
-def _chunk(world: World, rank: Rank) -> None:
-    sending = _sending(world, rank)
+def _chunk(world: World, rank: Rank, room: int) -> None:
+    sending = _sending(world, rank, room)
     assert sending is not None
     world.chunk(sending)
 
 
-def _give_up(world: World, rank: Rank) -> None:
+def _give_up(world: World, rank: Rank, room: int) -> None:
     _use(world, "prefill_aborts")
-    sending = _sending(world, rank)
+    sending = _sending(world, rank, room)
     assert sending is not None
     sending.sender.abort("the client left")
 
 
-def _kill(world: World, rank: Rank) -> None:
-    _use(world, "kills")
+def _kill(world: World, rank: Rank, room: int) -> None:
+    _use(world, "kills" if rank in world.prefills else "decode_kills")
     world.kill(rank)
 
 
-def _restart(world: World, rank: Rank) -> None:
+def _restart(world: World, rank: Rank, room: int) -> None:
     world.restart(rank)
 
 
-def _roster(world: World, rank: Rank) -> None:
+def _roster(world: World, rank: Rank, room: int) -> None:
     if rank in world.decodes:
         world.roster(rank, world.prefills)
     elif rank.endpoint._roster:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pdtransfer.session.api import Timeouts, TransferState
 
-ROOM = 7
+ROOMS = (7, 8, 9)
 TERMINAL = (TransferState.SUCCESS, TransferState.FAILED)
 
 
@@ -20,7 +20,9 @@ class Bounds:
 
     prefill: int = 1
     decode: int = 1
+    rooms: int = 1
     pages: int = 2
+    """Of each room; a decode rank has twice as many in all."""
     attempts: int = 2
     sends: int = 2
     window: int = 2
@@ -32,6 +34,7 @@ class Bounds:
     prefill_aborts: int = 0
     breaks: int = 0
     kills: int = 0
+    decode_kills: int = 0
     flips: int = 0
     """Rosters of prefill ranks that lose decode and get it back."""
     jumps: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pdtransfer.session.api import TransferState
 
-from .bounds import ROOM, TERMINAL, Violation
+from .bounds import TERMINAL, Violation
 from .ranks import CANARY, golden
 from .records import Receipt
 from .world import World
@@ -58,7 +58,9 @@ def _writes_have_owners(world: World) -> None:
 def held_slots(receipt: Receipt) -> set[int]:
     """Slots that decode lends to this attempt, or keeps from use after it."""
     book = receipt.rank.endpoint._destination.intake.book
-    return {t.slot for leg, out in book._out.items() if leg.request.attempt == receipt.attempt for t in out.values()}
+    key = (receipt.room, receipt.attempt)
+    legs = [(leg, out) for leg, out in book._out.items() if (leg.request.room, leg.request.attempt) == key]
+    return {ticket.slot for _, out in legs for ticket in out.values()}
 
 
 def _freed_pages_stay(world: World) -> None:
@@ -92,7 +94,7 @@ def _successes_are_true(world: World) -> None:
         if receipt.transfer.state is not TransferState.SUCCESS or receipt.freed or not receipt.rank.alive:
             continue
         for number, page in enumerate(receipt.pages):
-            wanted = golden(ROOM, number)
+            wanted = golden(receipt.room, number)
             if (receipt.rank.memory[page] != wanted).any():
                 raise Violation(f"attempt {receipt.attempt} succeeded, page {page} does not hold its bytes")
         if receipt.transfer.metadata != b"meta":

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pdtransfer.session.api import TransferState
 
-from .actions import gate_name, gate_open, jump, on_handle, stale_roster
+from .actions import Action, apply, gate_name, gate_open, jump, stale_roster
 from .bounds import TERMINAL, Violation
 from .checks import check
 from .records import Receipt
@@ -17,32 +17,83 @@ ROUNDS = 60
 JUMPS = 60
 
 
-def conclude(world: World, good: set[int] | None = None) -> None:
-    """Use up the world; raises Violation when it does not come to a good end. `good` are states without
-    anything under way that are known to come to one."""
-    due = [r for r in world.receipts if _complete(world, r)]
-    if world.lossy:
-        _reconnect(world)
-    _run(world)
-    for receipt in due:
-        if receipt.transfer.state is not TransferState.SUCCESS:
-            raise Violation(
-                f"attempt {receipt.attempt} was complete and is {receipt.transfer.state}: {receipt.transfer.error}"
-            )
-    if good is not None:
-        mark = fingerprint(world, budgets=False)
-        if mark in good:
-            return
-        good.add(mark)  # a violation ends the search: nobody asks again
-    for _ in range(JUMPS):
-        if over(world) or not _time(world):
-            break
-        _run(world)
-    if not over(world):
-        _bury(world)
-    check(world)
-    if not over(world):
-        raise Violation(f"no exit: {why_not(world)}")
+class Calm:
+    """One world from the moment at which faults stop."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._due = [r for r in world.receipts if _complete(world, r)]
+        self._dialled: set[int] = set()
+
+    def next(self) -> Action | None:
+        """What happens next without time passing; None: nothing."""
+        world = self.world
+        if world.network.pool:
+            return ("deliver", world.network.pool[0].label)
+        for gate in world.network.gates:
+            if gate_open(world, gate) and id(gate.peer) not in self._dialled:
+                self._dialled.add(id(gate.peer))
+                return ("connect", *gate_name(world, gate))
+        for flight in world.flights:
+            if flight.state == "active" and world.may_land(flight):
+                return ("land", str(flight.number))
+        for rank in world.living:
+            if stale_roster(world, rank):
+                return ("roster", rank.name)
+        return None
+
+    def do(self, action: Action) -> None:
+        """And keep it for the report."""
+        self.world.after.append(" ".join(action))
+        apply(self.world, action)
+
+    def reported(self) -> None:
+        """What was complete has not failed meanwhile."""
+        for receipt in self._due:
+            if receipt.transfer.state is TransferState.FAILED:
+                raise Violation(f"attempt {receipt.attempt} was complete and failed: {receipt.transfer.error}")
+
+    def conclude(self, good: set[int] | None = None) -> None:
+        """Use up the world; raises Violation when it does not come to a good end. `good` are states with
+        nothing under way that are known to come to one."""
+        world = self.world
+        if world.lossy:
+            _reconnect(world)
+            self._dialled.clear()
+        self._run()
+        for receipt in self._due:
+            if receipt.transfer.state is not TransferState.SUCCESS:
+                told = f"{receipt.transfer.state}: {receipt.transfer.error}"
+                raise Violation(f"attempt {receipt.attempt} was complete and is {told}")
+        if good is not None:
+            mark = fingerprint(world, budgets=False)
+            if mark in good:
+                return
+            good.add(mark)  # a violation ends the search: nobody asks again
+        self._wait()
+        if not over(world):
+            _bury(world)
+            self._wait()
+        check(world)
+        if not over(world):
+            raise Violation(f"no exit: {why_not(world)}")
+
+    def _run(self) -> None:
+        for _ in range(ROUNDS):
+            action = self.next()
+            if action is None:
+                return
+            self.do(action)
+        raise Violation("messages without end")
+
+    def _wait(self) -> None:
+        for _ in range(JUMPS):
+            self._dialled.clear()
+            self._run()
+            if over(self.world) or not jump(self.world):
+                return
+            self.world.after.append("time")
+            self.world.settle()
 
 
 def _complete(world: World, receipt: Receipt) -> bool:
@@ -67,58 +118,13 @@ def _reconnect(world: World) -> None:
     world.settle()
 
 
-def _run(world: World) -> None:
-    """Everything that can happen without time passing."""
-    dialled: set[int] = set()
-    for _ in range(ROUNDS):
-        step = _step(world, dialled)
-        if not step:
-            return
-        world.after.append(step)
-        world.settle()
-    raise Violation("messages without end")
-
-
-def _step(world: World, dialled: set[int]) -> str:
-    network = world.network
-    if network.pool:
-        label = network.pool[0].label
-        world.deliver(network.pool[0])
-        return f"deliver {label}"
-    for gate in network.gates:
-        if gate_open(world, gate) and id(gate.peer) not in dialled:
-            dialled.add(id(gate.peer))
-            gate.opened.set()
-            return " ".join(("connect", *gate_name(world, gate)))
-    for flight in world.flights:
-        if flight.state == "active" and world.may_land(flight):
-            on_handle(world, "land", flight)
-            return f"land {flight.number}"
-    for rank in world.living:
-        if stale_roster(world, rank):
-            world.roster(rank, world.prefills if rank in world.decodes else world.decodes)
-            return f"roster {rank.name}"
-    return ""
-
-
-def _time(world: World) -> bool:
-    if not jump(world):
-        return False
-    world.after.append("time")
-    world.settle()
-    return True
-
-
 def _bury(world: World) -> None:
-    """Sources with a handle that errored, and those that are gone, leave for good."""
+    """Sources with a handle that errored leave for good."""
     for rank in world.prefills:
         if rank.alive and any(f.source is rank and f.state in ("lost", "late") for f in world.flights):
             world.kill(rank)
             world.after.append(f"kill {rank.name}")
-    for _ in range(JUMPS):
-        _run(world)
-        if over(world) or not _time(world):
-            return
+    world.settle()
 
 
 def over(world: World) -> bool:

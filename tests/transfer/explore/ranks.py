@@ -48,8 +48,8 @@ class SteppedCore(Core):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.tally = Tally()
-        self.metrics = self.tally  # type: ignore[assignment]
+        assert isinstance(self.metrics, Tally)
+        self.tally = self.metrics
 
     def start(self, setup: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.generations.take(self.make_agent(self.name))

@@ -35,6 +35,7 @@ class Receipt:
     """One attempt of a decode engine. `freed`: the engine took its pages back."""
 
     rank: Rank
+    room: int
     attempt: int
     pages: tuple[int, ...]
     transfer: ReceiveTransfer

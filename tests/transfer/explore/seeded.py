@@ -1,5 +1,5 @@
-"""The eight bugs of reliability.md M1, each as a small change of the real code. The exploration must
-find every one of them: a checker that finds nothing proves nothing."""
+"""The eight bugs of reliability.md M1, and one of staging, each as a small change of the real code. The
+exploration must find every one of them: a checker that finds nothing proves nothing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pdtransfer.peers import key_of
 from pdtransfer.session.askers import Askers
 from pdtransfer.session.destination import DestinationSide
 from pdtransfer.session.frames import AbortAck, Done, Request
+from pdtransfer.session.intake import Intake
 from pdtransfer.session.tombstones import Tombstones
 
 from .bounds import Bounds
@@ -122,6 +123,13 @@ def _any_incarnation() -> list[Change]:
     return [(Askers, "on_request", on_request)]
 
 
+def _slots_at_once() -> list[Change]:
+    def quarantine(self: Any, leg: Any) -> None:
+        self.release(leg)
+
+    return [(Intake, "quarantine", quarantine)]
+
+
 _ONE = {"attempts": 1, "sends": 1, "pages": 1}
 _AGAIN = "given back"
 _FREE = "are free, handle 0 may land"
@@ -164,5 +172,12 @@ SEEDED = (
         _any_incarnation,
         5,
         _AGAIN,
+    ),
+    Seeded(
+        "the slots of a failed request are lent again at once",
+        Bounds(**_ONE, decode_of=2, slots=1, strategy="staged"),
+        _slots_at_once,
+        6,
+        "are not held for attempt 0",
     ),
 )

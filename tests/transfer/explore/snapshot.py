@@ -25,7 +25,7 @@ _core _wiring _agent _lock _pool _card _config _hcas label metrics verdict tasks
 sender connections prober verdicts hooks heard known_at probed_at posted_at _next_check _clock _serials
 _attach _abandon on_finish on_drained message bytes_moved card peer agent local remote handle lists
 _listeners make_agent asked_at _next_look _tried_at came began _depot _opener pair links _pairs pairs
-_digests _told _turned _numbers rates
+_digests _told _turned _numbers rates _routes _known
 """
 SKIP = frozenset(_SKIPPED.split())
 """Fields that cannot change what follows, and ways back to the whole."""
@@ -123,9 +123,10 @@ def fingerprint(world: World, budgets: bool = True) -> int:
     pool = tuple(sorted([(m.label, m.receiver_end.closed_here, hash(m.frame), m.doubled) for m in world.network.pool]))
     flights = tuple([(f.number, f.state, f.leg, f.pages, f.slots, world.may_land(f)) for f in world.flights])
     receipts = tuple(
-        [(r.rank.name, r.attempt, r.pages, r.transfer.state.value, r.freed, r.marked) for r in world.receipts]
+        [(r.rank.name, r.room, r.attempt, r.pages, r.transfer.state.value, r.freed, r.marked) for r in world.receipts]
     )
-    sendings = tuple([(s.rank.name, s.given, s.sender.state.value) for s in world.sendings])
+    receipts += tuple([(r.name, room) for r, room in world.refusals])
+    sendings = tuple([(s.rank.name, s.sender.room, s.given, s.sender.state.value) for s in world.sendings])
     memory = (*[rank.memory.tobytes() for rank in world.decodes], world.arenas.read())
     gates = tuple(sorted([gate_name(world, g) for g in world.network.gates]))
     said = (hash(frozenset(world.settled)), hash(frozenset(world.done)))

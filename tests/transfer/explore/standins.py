@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pdtransfer.contract import card as card_module
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.contract.card import RankCard
+from pdtransfer.contract.layout import RankLayout
 from pdtransfer.peers import refusal
+from pdtransfer.plan import PairPlan, pair_plan
 from pdtransfer.session import core as core_module
 from pdtransfer.session import deaths as deaths_module
 from pdtransfer.session import depot as depot_module
 from pdtransfer.session import endpoint as endpoint_module
+from pdtransfer.session import pairs as pairs_module
 from pdtransfer.session import rotation as rotation_module
 from pdtransfer.session import wiring as wiring_module
 from pdtransfer.session.scratch import Scratch
@@ -100,8 +103,13 @@ async def at_once(action: Callable[[], Any], name: str) -> Any:
     return action()
 
 
-def _no_rates(*_: Any) -> None:
+def _nothing(*_: Any) -> None:
     """Nothing is measured here."""
+
+
+@cache
+def _pair_plan(source: RankLayout, destination: RankLayout, **memory: Any) -> PairPlan:
+    return pair_plan(source, destination, **memory)
 
 
 _pair_fingerprint = cache(card_module.pair_fingerprint)
@@ -133,7 +141,10 @@ def changes(world: World) -> list[tuple[Any, str, Any]]:
         (endpoint_module, "Core", core),
         (endpoint_module, "usable_hcas", tuple),
         (endpoint_module, "uuid", numbered_uuids()),
-        (endpoint_module, "copy_rates", _no_rates),
+        (endpoint_module, "copy_rates", _nothing),
+        (endpoint_module, "Gauges", _nothing),
+        (core_module, "Metrics", Tally),
+        (pairs_module, "pair_plan", _pair_plan),
         (depot_module, "Arena", world.arenas.arena),
         (depot_module, "Copier", world.arenas.copier),
         (rotation_module, "apart", at_once),

@@ -15,6 +15,7 @@ from typing import Any
 EPOCH = 1_000_000.0
 """Seconds at which virtual time starts: a float at or above it is a moment, one below is a duration."""
 MAX_TURNS = 2_000
+_MISSING = object()
 
 
 class _NoSelector:
@@ -99,14 +100,17 @@ class Standin:
 @contextlib.contextmanager
 def replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
     """Set attributes, and set them back at the end."""
-    held = [(target, name, target.__dict__[name]) for target, name, _ in changes]
+    held = [(target, name, target.__dict__.get(name, _MISSING)) for target, name, _ in changes]
     try:
         for target, name, value in changes:
             setattr(target, name, value)
         yield
     finally:
         for target, name, value in reversed(held):
-            setattr(target, name, value)
+            if value is _MISSING:
+                delattr(target, name)  # a class inherits it again
+            else:
+                setattr(target, name, value)
 
 
 @functools.cache

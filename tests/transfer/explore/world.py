@@ -11,14 +11,15 @@ from pdtransfer.agent.fake import FakeHandle, FakeHub
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.card import RankProcess
 from pdtransfer.contract.pairing import peers_of
+from pdtransfer.errors import TransferError
 from pdtransfer.mover.executor import Job, Mover
 from pdtransfer.peers import PeerKey
 from pdtransfer.session.api import Identity, TransferState
 from pdtransfer.session.frames import AbortAck, Done, Failed
 
-from .bounds import ROOM, Bounds, Violation
+from .bounds import ROOMS, Bounds, Violation
 from .network import Message, Network, Where
-from .ranks import CANARY, Rank, golden, make_rank
+from .ranks import BOOTSTRAP, CANARY, Rank, golden, make_rank
 from .records import Flight, LegId, Receipt, Sending
 from .standins import POISON, Arenas, changes
 from .virtual import VirtualLoop, replaced
@@ -41,6 +42,8 @@ class World:
         self.flights: list[Flight] = []
         self.receipts: list[Receipt] = []
         self.sendings: list[Sending] = []
+        self.refusals: list[tuple[Rank, int]] = []
+        """Decode ranks whose engines were refused at once, by name."""
         self.settled: set[LegId] = set()
         """Sources said that nothing of these can land any more."""
         self.done: set[LegId] = set()
@@ -49,6 +52,7 @@ class World:
         self.after: list[str] = []
         """What happened since faults stopped."""
         self._jobs: dict[Job, LegId] = {}
+        self._meet: dict[tuple[Where, Where], bool] = {}
         self._seen: dict[Rank, int] = {}
         self._context = replaced(*changes(self))
         self._context.__enter__()
@@ -85,6 +89,13 @@ class World:
         """The rank's roster names the living among these."""
         cards = [o.endpoint.card for o in others if o.alive]
         rank.endpoint.apply_peers(peers_of(rank.endpoint.card, cards))
+
+    def meet(self, rank: Rank, other: Rank) -> bool:
+        """They exchange KV."""
+        pair = (rank.where, other.where)
+        if pair not in self._meet:
+            self._meet[pair] = bool(peers_of(rank.endpoint.card, [other.endpoint.card]))
+        return self._meet[pair]
 
     def settle(self) -> None:
         """Run everything that can run without time passing."""
@@ -152,37 +163,49 @@ class World:
 
     # --- engines ----------------------------------------------------------------------------------
 
-    def receive(self, rank: Rank) -> None:
-        """The decode engine asks (again). It takes pages that it may use."""
-        attempt = sum(r.rank.where == rank.where for r in self.receipts)
+    def receive(self, rank: Rank, room: int) -> None:
+        """The decode engine asks (again). It takes pages that it may use; it may be refused by name."""
+        attempt = self.tries(rank, room)
         pages = self.pages_for(rank)
+        try:
+            transfer = rank.endpoint.receive(
+                room=room, attempt=attempt, bootstrap=BOOTSTRAP, pages=pages, tokens=len(pages)
+            )
+        except TransferError:
+            self.refusals.append((rank, room))
+            return
         rank.memory[list(pages)] = POISON
-        transfer = rank.endpoint.receive(
-            room=ROOM, attempt=attempt, bootstrap="127.0.0.1:8998", pages=pages, tokens=len(pages)
-        )
         for held in self.receipts:
             held.freed |= held.rank is rank and bool(set(held.pages) & set(pages))
         sources = tuple([((c.pod_uid, c.rank), c.incarnation) for c in rank.endpoint._roster])
-        self.receipts.append(Receipt(rank, attempt, pages, transfer, sources))
+        self.receipts.append(Receipt(rank, room, attempt, pages, transfer, sources))
+
+    def tries(self, rank: Rank, room: int) -> int:
+        """How often its engine asked."""
+        return sum(r.rank is rank and r.room == room for r in self.receipts) + self.refusals.count((rank, room))
 
     def pages_for(self, rank: Rank) -> tuple[int, ...]:
         """The lowest pages that no transfer holds, as the module tells the engine."""
         held = {p for r in self.receipts if r.rank is rank and not r.transfer.pages_releasable for p in r.pages}
         return tuple([p for p in range(2 * self.bounds.pages) if p not in held][: self.bounds.pages])
 
-    def send(self, rank: Rank) -> None:
+    def send(self, rank: Rank, room: int) -> None:
         """The prefill engine opens the room and hands its first page over."""
         for page in range(self.bounds.pages):
-            rank.memory[page] = golden(ROOM, page)
-        self.sendings.append(Sending(rank, rank.endpoint.send(room=ROOM, tokens=self.bounds.pages)))
+            rank.memory[self._source_page(room, page)] = golden(room, page)
+        self.sendings.append(Sending(rank, rank.endpoint.send(room=room, tokens=self.bounds.pages)))
         self.chunk(self.sendings[-1])
 
     def chunk(self, sending: Sending) -> None:
         """The next page; the last one with the metadata."""
-        sending.sender.chunk([sending.given], sending.given, _READY)
+        pages = [self._source_page(sending.sender.room, sending.given)]
+        sending.sender.chunk(pages, sending.given, _READY)
         sending.given += 1
         if sending.given == self.bounds.pages:
             sending.sender.finish(b"meta")
+
+    def _source_page(self, room: int, page: int) -> int:
+        return ROOMS.index(room) * self.bounds.pages + page
 
     # --- what is seen -----------------------------------------------------------------------------
 
@@ -246,16 +269,17 @@ class World:
         """The attempt that a handle writes for."""
         who = flight.leg[0]
         for receipt in self.receipts:
-            if (receipt.attempt, receipt.rank.where[1]) == (who.attempt, who.destination_incarnation) and (
-                receipt.rank is flight.target
-            ):
+            mine = (receipt.room, receipt.attempt, receipt.rank.where[1])
+            if receipt.rank is flight.target and mine == (who.room, who.attempt, who.destination_incarnation):
                 return receipt
         return None
 
     def legs_of(self, receipt: Receipt) -> list[LegId]:
         """One for each prefill rank that it was asked of."""
         to = receipt.rank.where
-        return [(Identity(ROOM, receipt.attempt, source[1], to[1]), source[0], to[0]) for source in receipt.sources]
+        return [
+            (Identity(receipt.room, receipt.attempt, source[1], to[1]), source[0], to[0]) for source in receipt.sources
+        ]
 
 
 def _within(addresses: list[int], base: int, size: int, count: int) -> tuple[int, ...]:
