@@ -125,10 +125,11 @@ def test_an_abort_while_writes_hang_keeps_what_they_may_hit_until_they_land(worl
     """Negative control of the races above: here a byte does land late, and only where it may."""
     quick = Timeouts(waiting=3, transfer=3, settle=0.3, connect=2, probe=5)
     prefill, (decode,) = world.pair(2, 1, strategy=strategy, timeouts=quick, **SMALL)
-    prefill[0].agent.faults.stall_all = True
+    for rank in prefill:
+        rank.agent.faults.stall_all = True
     receiver = ask(decode, 1, DST)
     senders = [give(rank, 1, SRC) for rank in prefill]
-    assert until(lambda: prefill[0].agent.faults.seen), "no write hangs"
+    assert until(lambda: all(rank.agent.faults.seen for rank in prefill)), "a rank's writes do not hang"
     receiver.abort("retracted")
     assert receiver.wait(2) is FAILED
     in_place = strategy == "sliced"
@@ -142,13 +143,15 @@ def test_an_abort_while_writes_hang_keeps_what_they_may_hit_until_they_land(worl
             array[:] = 0x5A5A
         assert decode.endpoint.counters["quarantined_bytes"] > 0
     before = {k: v.copy() for k, v in decode.pool.arrays.items()}
-    prefill[0].agent.faults.stall_all = False
-    assert world.hub.unstall(prefill[0].agent.name) > 0
+    for rank in prefill:
+        rank.agent.faults.stall_all = False
+        assert world.hub.unstall(rank.agent.name) > 0
     assert until(lambda: receiver.pages_releasable)
     assert until(lambda: decode.endpoint.counters["quarantined_bytes"] == 0)
     changed = any(not np.array_equal(before[k], decode.pool.arrays[k]) for k in before)
     assert changed == in_place
-    assert [s.wait(3) for s in senders] == [FAILED] * 2
+    assert senders[0].wait(3) is FAILED
+    assert senders[1].wait(3) in (SUCCESS, FAILED)  # its own writes may have been through before the abort
     again = ask(decode, 2, DST)
     for rank in prefill:
         give(rank, 2, SRC)
