@@ -108,6 +108,33 @@ def test_the_window_bounds_handles_and_bytes_in_flight(window, most):
     assert len(bench.ended) == 2
 
 
+def test_what_a_post_moved_itself_is_over_in_the_same_step():
+    """Over CMA the post copies: the job ends, and what waited for its handles goes on, without another turn."""
+    bench = Bench()
+    bench.agent.faults.delay_polls = 0
+    told: list[bool] = []
+    job = Job("job a", "a", 100.0, bench.ended.append, bench.drained.append)
+    bench.mover.start(job)
+    count = PEER_HANDLES + 2  # more than may be in flight to one peer
+    bench.mover.add(job, (replace(bench.batch("a", 4096, i * 4096), on_done=told.append) for i in range(count)))
+    bench.mover.close(job)
+    bench.mover.step()
+    assert told == [True] * count and bench.ended == [job] and job.settled
+    assert not bench.mover.busy and bench.mover.handles_in_flight == 0
+    assert np.array_equal(bench.targets["a"][: count * 4096], bench.memory[: count * 4096])
+
+
+def test_a_handle_that_errors_as_soon_as_it_is_posted_fails_its_job_alone():
+    bench = Bench()
+    bench.agent.faults.delay_polls = 0
+    bench.agent.faults.error.add(1)
+    bad, good = bench.job("a", 1), bench.job("b", 1)
+    bench.mover.step()
+    assert bench.agent.faults.seen == ["error 1"]
+    assert bench.ended == [bad, good] and bad.error is not None and not bad.settled
+    assert good.error is None and good.bytes_done == 4096
+
+
 def test_one_stalled_peer_costs_only_itself():
     bench = Bench(window_ops=4)
     bench.agent.faults.stall.update({1, 2, 3, 4})

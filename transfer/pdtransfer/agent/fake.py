@@ -35,8 +35,8 @@ class Faults:
     drop_notification: bool = False
     corrupt: bool = False
     """The first byte of every piece arrives flipped."""
-    delay_polls: int = 0
-    """Polls a transfer needs before it completes."""
+    delay_polls: int = 1
+    """Polls that find a transfer in flight: 1 as over sockets, 0 as over CMA, where the post copies."""
     seen: list[str] = field(default_factory=list)
 
 
@@ -144,6 +144,8 @@ class FakeAgent:
             raise AgentFailure("nixlInvalidParamError", "not an agent's metadata", posted=False) from error
         if name in self.peers:
             raise AgentFailure("nixlNotAllowedError", f"{name} is loaded", posted=False)
+        if name in self.hub.destroyed:  # over TCP loading a peer connects to it
+            raise AgentFailure("nixlBackendError", f"{name} is gone", posted=False)
         self.peers.add(name)
         return name
 

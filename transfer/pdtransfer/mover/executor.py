@@ -16,11 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-import numpy as np
-
-from pdtransfer.agent.port import AgentFailure, AgentPort, HandleState, Prepared
+from pdtransfer.agent.port import AgentFailure, AgentPort, HandleState
 from pdtransfer.errors import DeadlineExceeded, TransferError
 from pdtransfer.mover.jobs import HANDLE_BYTES, HANDLE_PIECES, Batch, Item, Job, Prepped, batches, prepped
+from pdtransfer.mover.posting import post
 from pdtransfer.mover.queues import PeerQueue, Ring
 from pdtransfer.mover.window import PEER_HANDLES, Flight, Window
 
@@ -148,29 +147,33 @@ class Mover:
     def _poll(self, flights: list[Flight]) -> bool:
         changed = False
         for flight in flights:
-            job, item = flight.job, flight.item
-            try:
-                if self._agent.poll(flight.handle) is HandleState.ACTIVE:
-                    continue
-            except AgentFailure as error:
-                self._window.land(flight)
-                job.lost += 1
-                self._stop(job, error, () if flight.told else (item,))
-            else:
-                self._window.land(flight)
-                job.bytes_done += item.nbytes
-                self.bytes_moved += item.nbytes
-                self.on_landed(self._clock() - flight.posted_at)
-                with suppress(AgentFailure):  # the bytes are there; a list that stays costs memory only
-                    self._agent.release(flight.handle)
-                    for made in flight.lists:
-                        self._agent.release_prepared(made)
-                if not flight.told:
-                    self._tell(job, item, True)
-                self._maybe_finish(job)
-            changed = True
-            self._forget(flight.queue)
+            changed |= self._look(flight)
         return changed
+
+    def _look(self, flight: Flight) -> bool:
+        """Poll one handle; True when it is done or errored."""
+        job, item = flight.job, flight.item
+        try:
+            if self._agent.poll(flight.handle) is HandleState.ACTIVE:
+                return False
+        except AgentFailure as error:
+            self._window.land(flight)
+            job.lost += 1
+            self._stop(job, error, () if flight.told else (item,))
+        else:
+            self._window.land(flight)
+            job.bytes_done += item.nbytes
+            self.bytes_moved += item.nbytes
+            self.on_landed(self._clock() - flight.posted_at)
+            with suppress(AgentFailure):  # the bytes are there; a list that stays costs memory only
+                self._agent.release(flight.handle)
+                for made in flight.lists:
+                    self._agent.release_prepared(made)
+            if not flight.told:
+                self._tell(job, item, True)
+            self._maybe_finish(job)
+        self._forget(flight.queue)
+        return True
 
     def _check(self, now: float) -> bool:
         """Late handles and deadlines."""
@@ -191,7 +194,7 @@ class Mover:
     # --- what waits ---------------------------------------------------------------------------
 
     def _post(self, now: float) -> bool:
-        changed, waited = False, 0
+        changed, posted, waited = False, False, 0
         until = now + POST_TURN
         while waited < len(self._ring):
             queue = self._ring.first
@@ -205,16 +208,17 @@ class Mover:
                 if job.queued:
                     queue.leave(job)
                 self._maybe_finish(job)
+            elif posted and self._clock() > until:
+                break
             elif not self._window.admits(queue, item):
                 self._ring.pass_on()
                 waited += 1
             elif self._ring.pay(queue, item):
-                changed, waited = True, 0
+                changed = posted = True
+                waited = 0
                 job.waiting.popleft()
                 queue.next_job()
                 self._post_one(job, queue, item, now)
-                if self._clock() > until:
-                    break
             else:
                 waited = 0
         return changed
@@ -231,30 +235,18 @@ class Mover:
         return None
 
     def _post_one(self, job: Job, queue: PeerQueue, item: Item, now: float) -> None:
-        lists: tuple[Prepared, ...] = ()
         try:
-            if isinstance(item, Batch):
-                lists = (self._agent.prepare(None, item.local, item.local_kind),)
-                lists += (self._agent.prepare(job.peer, item.remote, item.remote_kind),)
-                order = np.arange(len(item.local), dtype=np.int32)
-                handle = self._agent.post(job.operation, lists[0], order, lists[1], order)
-            else:
-                handle = self._agent.post(
-                    job.operation, item.local, item.local_indices, item.remote, item.remote_indices
-                )
+            handle, lists = post(self._agent, job, item)
         except AgentFailure as error:
             job.lost += error.posted
-            if not error.posted:
-                with suppress(AgentFailure):
-                    for made in lists:
-                        self._agent.release_prepared(made)
             self._stop(job, error, (item,))
             return
         job.handles += 1
         job.pieces += item.pieces
         if job.posted_at is None:
             job.posted_at = now
-        self._window.add(Flight(job, queue, item, handle, lists, now))
+        self._window.add(flight := Flight(job, queue, item, handle, lists, now))
+        self._look(flight)  # over CMA the post itself copied: what waits for this one need not wait a turn
 
     # --- how a job ends -----------------------------------------------------------------------
 
