@@ -24,7 +24,8 @@ from pdtransfer.session.wiring import Wiring
 class Askers:
     """Serves, repeats the answer, or refuses. Runs in the core's thread.
 
-    `attach(room, leg)` begins to serve, `abandon(leg, error)` ends a leg."""
+    `attach(room, leg)` begins to serve, `abandon(leg, error)` ends a leg; `prepare(leg)` makes ready for a room
+    that is to come, `again(stage)` repeats what a source asked for."""
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class Askers:
         rooms: Rooms,
         attach: Callable[[Room, Leg], None],
         abandon: Callable[[Leg, TransferError], None],
+        prepare: Callable[[Leg], None],
         again: Callable[[Stage], None],
     ) -> None:
         self._core = core
@@ -40,6 +42,7 @@ class Askers:
         self._rooms = rooms
         self._attach = attach
         self._abandon = abandon
+        self._prepare = prepare
         self._again = again
         self._tombs = Tombstones(2 * (core.timeouts.waiting + core.timeouts.transfer))
         self.draining = False
@@ -94,11 +97,12 @@ class Askers:
             self._attach(room, leg)
         else:
             self._rooms.wait(leg)
+            self._prepare(leg)
 
     def _check(self, peer: Peer, request: Request) -> RankCard:
         """The card with the agent that is to be written to; raises why it is not served."""
         card = peer.generation(request.generation)
-        if request.generation < peer.oldest or card is None:
+        if request.generation < peer.oldest or card is None or not peer.loaded:
             raise PeerReplaced(f"agent generation {request.generation} of the decode rank is not wired here")
         death = self._rooms.death(request.room, request.attempt)
         if death is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +21,6 @@ from pdtransfer.session.api import TransferState
 from pdtransfer.session.core import Core
 from pdtransfer.session.coverage import Area, Coverage
 from pdtransfer.session.digests import Digests, Sent, undigestible
-from pdtransfer.session.frames import Started
 from pdtransfer.session.links import Link, Links
 from pdtransfer.session.rooms import Leg, Room
 from pdtransfer.session.stager import Load, Stage, Stager
@@ -46,17 +46,21 @@ class _Part:
 
 
 class Feeder:
-    """Feeds one leg of one room, in the core's thread."""
+    """Feeds one leg, in the core's thread. Made when the request comes, so that the room finds it ready;
+    `advance` then goes on as far as it can, and is called again when there is news."""
 
-    def __init__(
-        self, core: Core, wiring: Wiring, links: Links, stager: Stager, digests: Digests, room: Room, leg: Leg
-    ) -> None:
+    def __init__(self, core: Core, wiring: Wiring, links: Links, stager: Stager, digests: Digests, leg: Leg) -> None:
         self._core = core
         self._wiring = wiring
         self._links = links
         self._stager = stager
         self._digests = digests
-        self._room = room
+        self._room: Room | None = None
+        self._resume: Callable[[], None] = lambda: None
+        self._waiting = False
+        self._closed = False
+        self._broken: Exception | None = None
+        """What ended a wait."""
         self._leg = leg
         self._mover = core.mover
         self._parts: deque[_Part] = deque()
@@ -73,31 +77,59 @@ class Feeder:
         self._block = max(BLOCK, plan.nbytes(len(leg.request.pages)) // OVERLAP)
         leg.stage = Stage(leg, self._mover)
 
-    async def run(self) -> None:
-        """Route chunk by chunk, queue each only after its ready event, then close the job. Raises
-        TransferError."""
+    @property
+    def fresh(self) -> bool:
+        """What it prepared still means something."""
+        leg = self._leg
+        return self._links.get(leg.peer, leg.card, None, leg.request.memory) is self._base
+
+    def begin(self, room: Room, resume: Callable[[], None]) -> None:
+        """The engine's room is there. `resume` calls `advance` for this leg, and handles what it raises."""
+        self._room, self._resume = room, resume
+
+    def advance(self) -> None:
+        """Route what is new, queue chunk by chunk, each only after its ready event, and close the job after
+        the last. Raises TransferError, or what an event raised."""
+        if self._broken is not None:
+            raise self._broken
         room, leg = self._room, self._leg
-        while leg.error is None and room.error is None:
-            self._route_new()
+        while room is not None and not (self._waiting or self._closed or leg.error or room.error):
+            self._route_new(room)
             if not self._parts:
                 if room.metadata is not None:
-                    break
-                await room.news.wait()
-                continue
-            await self._ready(self._parts[0].chunk)
-            if leg.error is not None or room.error is not None:
+                    self._finish()
                 return
-            self._queue(self._parts.popleft())
-        if leg.error is None and room.error is None:
-            self._check_all()
-            job = leg.job
-            assert job is not None
-            if leg.request.digest:
-                await self._digest()
-                if leg.error is not None or room.error is not None:
-                    return
-            job.deadline = time.monotonic() + self._core.timeouts.transfer
-            self._stager.close(leg.stage)
+            chunk = self._parts[0].chunk
+            if self._is_ready(chunk):
+                self._core.metrics.observe("ready_wait_seconds", 0.0)
+                self._queue(room, self._parts.popleft())
+            else:
+                self._later(self._ready(chunk))
+
+    def _later(self, work: Coroutine[None, None, None]) -> None:
+        """Go on after a wait."""
+        self._waiting = True
+
+        async def wait() -> None:
+            try:
+                await work
+            except Exception as error:
+                self._broken = error
+            self._waiting = False
+            self._resume()
+
+        self._core.spawn(wait(), f"feed-{self._leg.request.room}")
+
+    def _finish(self) -> None:
+        self._check_all()
+        if self._leg.request.digest and not self._leg.digest:
+            self._later(self._digest())
+            return
+        self._closed = True
+        job = self._leg.job
+        assert job is not None
+        job.deadline = time.monotonic() + self._core.timeouts.transfer
+        self._stager.close(self._leg.stage)
 
     async def _digest(self) -> None:
         """Of what the pool holds while it is sent: the pages are the engine's again only after Done."""
@@ -117,9 +149,9 @@ class Feeder:
 
     # --- routing ----------------------------------------------------------------------------
 
-    def _route_new(self) -> None:
+    def _route_new(self, room: Room) -> None:
         """Take on what was handed over since; slots are asked for before its event is awaited."""
-        chunks = self._room.chunks
+        chunks = room.chunks
         while self._routed < len(chunks):
             began = time.perf_counter()
             part = self._route(chunks[self._routed])
@@ -182,36 +214,38 @@ class Feeder:
 
     # --- queueing ---------------------------------------------------------------------------
 
-    def _queue(self, part: _Part) -> None:
+    def _queue(self, room: Room, part: _Part) -> None:
         """Its bytes are in the pool: post or pack."""
         leg, job = self._leg, self._leg.job
         assert job is not None
         job.deadline = time.monotonic() + self._core.timeouts.transfer
-        self._room.sender.cell.move(TransferState.TRANSFERRING)
+        room.sender.cell.move(TransferState.TRANSFERRING)
         if not leg.started:
             leg.started = True
             self._core.metrics.observe("queue_seconds", time.monotonic() - leg.came)
-        self._wiring.send(leg.peer, Started(**leg.request.ids))
+        leg.announce = True
         for lane, area, source, destination in part.in_place:
             self._mover.add(job, part.link.in_place(lane, area, source, destination))
         self._stager.push(leg.stage, part.loads)
         self._core.wake()
 
+    @staticmethod
+    def _is_ready(chunk: Chunk) -> bool:
+        try:
+            return chunk.ready.wait(0.0)
+        except Exception as error:
+            raise TransferError(f"the ready event failed: {error!r}") from error
+
     async def _ready(self, chunk: Chunk) -> None:
-        room, leg = self._room, self._leg
-        began = time.monotonic()
-        pause = 0.0
-        while True:
-            try:
-                if chunk.ready.wait(0.0):
-                    self._core.metrics.observe("ready_wait_seconds", time.monotonic() - began)
-                    return
-            except Exception as error:
-                raise TransferError(f"the ready event failed: {error!r}") from error
-            if leg.error is not None or room.error is not None:
+        began, pause = time.monotonic(), 0.0
+        while not self._is_ready(chunk):
+            if self._leg.error is not None or (self._room is not None and self._room.error is not None):
                 return
             if time.monotonic() - began > self._core.timeouts.transfer:
                 self._core.count("deadlines_total", state="ready")
                 raise DeadlineExceeded("the chunk's ready event never came")
             await asyncio.sleep(pause)
             pause = min(0.002, pause + 0.0005)
+        self._core.metrics.observe("ready_wait_seconds", time.monotonic() - began)
+        if self._room is not None and self._leg.error is None and self._room.error is None:
+            self._queue(self._room, self._parts.popleft())

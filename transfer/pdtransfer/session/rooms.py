@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,6 +30,10 @@ class Leg:
     done: bool = False
     started: bool = False
     """Something was queued for it."""
+    announce: bool = False
+    """Decode is to be told so."""
+    feeder: Any = None
+    """Who feeds it (feeder.Feeder)."""
     stage: Any = None
     """What goes through slots (stager.Stage), while the leg is fed."""
     filled: dict[int, SlotFilled] = field(default_factory=dict)
@@ -62,18 +65,12 @@ class Room:
     metadata: bytes | None = None
     legs: dict[PeerKey, Leg] = field(default_factory=dict)
     error: TransferError | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
     began: float = field(default_factory=time.monotonic)
 
     @property
     def strategy(self) -> str:
         """How unequal slices travel (the first leg's, where they differ)."""
         return next((leg.request.strategy for leg in self.legs.values()), "direct")
-
-    def tell(self) -> None:
-        """Wake every leg."""
-        self.news.set()
-        self.news = asyncio.Event()
 
     @property
     def required(self) -> int:

@@ -8,7 +8,6 @@ passed.
 from __future__ import annotations
 
 import base64
-import logging
 import time
 
 from pdtransfer.agent.port import AgentFailure
@@ -20,17 +19,11 @@ from pdtransfer.session.api import TransferState
 from pdtransfer.session.askers import Askers
 from pdtransfer.session.core import Core
 from pdtransfer.session.depot import Depot
-from pdtransfer.session.digests import Digests
-from pdtransfer.session.feeder import Feeder
+from pdtransfer.session.feeding import Feeding
 from pdtransfer.session.frames import MAX_METADATA, AbortAck, Done, SlotGrant
-from pdtransfer.session.links import Links
-from pdtransfer.session.pairs import Pairs
 from pdtransfer.session.rooms import Leg, Room, Rooms
-from pdtransfer.session.stager import Stager
 from pdtransfer.session.transfers import Chunk, SendTransfer
 from pdtransfer.session.wiring import Wiring
-
-logger = logging.getLogger(__name__)
 
 
 class SourceSide:
@@ -40,10 +33,9 @@ class SourceSide:
         self._core = core
         self._wiring = wiring
         self._rooms = Rooms()
-        self._digests = Digests(core, lambda: wiring.card)
-        self.links = Links(lambda: core.agent, lambda: wiring.card, Pairs(lambda: wiring.card))
-        self.stager = Stager(core, wiring, depot, self._fail_leg)
-        self.askers = Askers(core, wiring, self._rooms, self._attach, self._abandon, self.stager.again)
+        self.feeding = Feeding(core, wiring, depot, self._fail_leg)
+        prepare, again = self.feeding.prepare, self.feeding.stager.again
+        self.askers = Askers(core, wiring, self._rooms, self._attach, self._abandon, prepare, again)
         core.ticks.append(self._tick)
 
     @property
@@ -79,7 +71,8 @@ class SourceSide:
             self._fail_room(room, error)
         elif isinstance(value, bytes):
             room.metadata = value
-        room.tell()
+        for leg in list(room.legs.values()):
+            self.feeding.advance(room, leg)
 
     def _open(self, sender: SendTransfer) -> None:
         if sender.room in self._rooms.open:
@@ -138,21 +131,18 @@ class SourceSide:
 
     def on_unloaded(self, card: RankCard) -> None:
         """An agent of a peer was forgotten: lists for it mean nothing any more."""
-        self.links.forget(card.agent_name)
+        self.feeding.links.forget(card.agent_name)
 
     def on_connected(self, peer: Peer) -> None:
-        """Prepare what requests of this peer will need, so that the first one does not pay for it."""
-        try:
-            self.links.warm(peer, peer.card)
-        except TransferError as error:
-            logger.warning("%s: lists for %s could not be prepared: %s", self._core.name, peer.label, error)
+        """Be ready for what it asks."""
+        self.feeding.warm(peer)
 
     def on_grant(self, peer: Peer, grant: SlotGrant) -> None:
         """A decode rank lent a slot, or says again that it did."""
         leg = self._rooms.leg(grant.room, peer.key)
         if leg is not None and leg.request.identity == grant.identity:
             if leg.stage is not None and leg.error is None:
-                self.stager.on_grant(leg.stage, grant)
+                self.feeding.stager.on_grant(leg.stage, grant)
         elif not self.askers.filled_again(peer, grant):
             self._core.count("stray_frames_total")
 
@@ -175,23 +165,12 @@ class SourceSide:
             on_drained=lambda job: self._job_drained(leg),
         )
         self._core.mover.start(leg.job)
-        self._core.spawn(self._feed(room, leg), f"feed-{room.sender.room}")
+        self.feeding.begin(room, leg)
 
     def _fail_leg(self, leg: Leg, error: TransferError) -> None:
         room = self._rooms.open.get(leg.request.room)
         if room is not None and room.legs.get(leg.peer.key) is leg:
             self._fail_room(room, error.about(room=room.sender.room))
-
-    async def _feed(self, room: Room, leg: Leg) -> None:
-        """Route and queue chunk by chunk, each only after its ready event."""
-        try:
-            await Feeder(self._core, self._wiring, self.links, self.stager, self._digests, room, leg).run()
-        except TransferError as error:
-            self._fail_room(room, error.about(room=room.sender.room, peer=leg.peer.label))
-        except Exception as error:  # of this room's own pages or event: the others go on
-            logger.exception("%s: room %d could not be fed", self._core.name, room.sender.room)
-            told = f"prefill could not send it: {error!r}"
-            self._fail_room(room, TransferError(told, room=room.sender.room, peer=leg.peer.label))
 
     def _job_finished(self, room: Room, leg: Leg) -> None:
         job = leg.job
@@ -246,7 +225,6 @@ class SourceSide:
                 self._rooms.bury(room.sender.room, error, self._core.timeouts.waiting, asked)
         for leg in list(room.legs.values()):
             self._abandon(leg, room.error)
-        room.tell()
         self._conclude(room)
 
     def _conclude(self, room: Room) -> None:
