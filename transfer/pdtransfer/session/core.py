@@ -21,6 +21,7 @@ from pdtransfer.mover.executor import Mover
 from pdtransfer.session.api import EndpointConfig, TransferState
 from pdtransfer.session.generations import Generations
 from pdtransfer.session.metrics import Metrics
+from pdtransfer.session.naps import Napper
 from pdtransfer.session.transfers import StateCell
 
 logger = logging.getLogger(__name__)
@@ -32,11 +33,8 @@ WARM_TICK = 0.002
 """Seconds between looks at handles whose transfer was given up, and between deadline checks."""
 TICK_SHARE = 0.1
 """Part of the time that deadline checks may take: thousands of queued requests are looked at less often."""
-SPINS = 30
 BAD_TURNS = 200
 """Progress calls in a row that may fail."""
-EAGER = 4000
-"""Turns of a hot loop without news: first only yields, then sleeps of 50 us, then of 500 us."""
 
 
 class Core:
@@ -54,6 +52,7 @@ class Core:
         """Makes an agent of that name; may take long."""
         self.generations = Generations(config, lambda seconds: self.metrics.observe("handle_seconds", seconds))
         self._loop = asyncio.new_event_loop()
+        self._napper = Napper(self._loop)
         self._thread = threading.Thread(target=self._main, name=f"pdtransfer-{name}", daemon=True)
         self._ready = threading.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -213,6 +212,7 @@ class Core:
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._napper.sharpen()
         self._loop.set_exception_handler(lambda _, c: self.crash(c.get("exception") or RuntimeError(c["message"])))
         main = self._loop.create_task(self._run(), name="main")
         try:
@@ -275,21 +275,21 @@ class Core:
     async def _pump(self) -> None:
         quiet, next_tick = 0, 0.0
         while not self._stop.is_set():
-            moved = self.generations.step()
-            self._progress()
+            moved, worked = self.generations.step(), False
             for work in self.works:
-                moved |= work()
+                worked |= work()
+            if worked:
+                moved |= self.generations.step()  # what was packed just now goes out in the same turn
+            self._progress()
             now = self._turned = time.monotonic()
             self.turns += 1
             if now > next_tick:
                 for tick in self.ticks:
                     tick(now)
                 next_tick = now + max(WARM_TICK, (time.monotonic() - now) / TICK_SHARE)
-            quiet = 0 if moved else quiet + 1
-            if self.active:
-                if quiet > SPINS:
-                    # Not asyncio's timer: epoll rounds up to a millisecond.
-                    time.sleep(50e-6 if quiet < EAGER else 500e-6)  # noqa: ASYNC251
+            quiet = 0 if moved or worked else quiet + 1
+            if not quiet or self.active:  # what moved may have made room for more
+                self._napper.pace(quiet)
                 await asyncio.sleep(0)
             else:
                 self._wake.clear()
