@@ -112,6 +112,37 @@ def test_one_unreachable_pod_is_not_taken_out_of_its_peers_rosters() -> None:
     assert "http://" + lost.ip + ":30000" in w.routed()
 
 
+class NewAgent(World):
+    """A decode pod whose ranks took a new NIXL agent: same incarnation, other agent name and metadata."""
+
+    rotated: str = ""
+
+    def answer(self, pod: FakePod) -> PodAnswer:
+        told = super().answer(pod)
+        if pod.uid != self.rotated or told.cards is None:
+            return told
+        cards = tuple(
+            c.model_copy(
+                update={"generation": 1, "agent_name": f"{c.agent_name}.1", "nixl_metadata": "bWV0YWRhdGE="}
+            ).sealed()
+            for c in told.cards.cards
+        )
+        return replace(told, cards=told.cards.model_copy(update={"cards": cards}))
+
+
+def test_a_new_agent_of_a_running_rank_reaches_its_peers_rosters_and_unwires_nothing() -> None:
+    w = NewAgent(quickstart())
+    w.run()
+    decode, prefill = w.side(Role.DECODE)[0], w.side(Role.PREFILL)[0]
+    w.rotated = decode.uid
+    actions = [a for _ in range(5) for a in w.step().actions]
+    assert not [a for a in actions if isinstance(a, SetGate | SetWorkers | DeletePod | CreatePod)]
+    assert [a.roster.pod_uid for a in actions if isinstance(a, PutRoster)] == [prefill.uid]
+    held = [c for cards in prefill.roster.peers.values() for c in cards if c.pod_uid == decode.uid]
+    assert {c.generation for c in held} == {1} and not any(c.seal_broken for c in held)
+    assert w.condition("Ready")["status"] == "True"
+
+
 class LostNode(World):
     """A node that is gone: its kubelet tells nothing new, so the pod's conditions stay as they were."""
 

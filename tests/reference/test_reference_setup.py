@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from pdtransfer.engines.reference.link import endpoint_config
 from pdtransfer.engines.reference.main import main
 from pdtransfer.engines.reference.options import parse_options
 from pdtransfer.engines.reference.problems import SetupError
+from pdtransfer.session import validate
 
 Spoil = Callable[[Path], None]
 
@@ -83,11 +85,41 @@ def test_a_spoiled_checkpoint_is_named_with_exit_code_2(
         (["--tp-size", "0"], "--tp-size must be at least 1"),
         (["--chunked-prefill-size", "20"], "multiple of --page-size 16"),
         (["--max-total-tokens", "8"], "less than one page"),
+        (["--kv-staging-mib", "-1"], "--kv-staging-mib must be in 0"),
+        (["--kv-quarantine-mib", str(1 << 40)], "--kv-quarantine-mib must be in 0"),
+        (["--kv-digest"], "are decode's"),
+        (["--disaggregation-mode", "prefill", "--kv-strategy", "staged"], "are decode's"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(flags: list[str], words: str) -> None:
     with pytest.raises(SetupError, match=words):
         parse_options(["--model-path", "m", *flags])
+
+
+@pytest.mark.parametrize(
+    ("flags", "pool_bytes", "staging", "slot"),
+    [
+        ([], 4 << 20, 4 << 20, 1 << 20),
+        ([], (4 << 20) + 1, 5 << 20, 5 << 18),
+        ([], 1 << 40, 64 << 20, 8 << 20),
+        (["--kv-staging-mib", "256"], 4 << 20, 256 << 20, 8 << 20),
+        (["--kv-staging-mib", "0"], 4 << 20, 0, 1),
+    ],
+)
+def test_staging_memory_is_no_larger_than_the_pool_unless_it_is_asked_for(
+    flags: list[str], pool_bytes: int, staging: int, slot: int
+) -> None:
+    config = endpoint_config(parse_options(["--model-path", "m", *flags]), pool_bytes)
+    assert (config.staging_bytes, config.staging_slot_bytes) == (staging, slot)
+    validate.config(config)
+
+
+def test_transfer_flags_reach_the_endpoint() -> None:
+    flags = ["--disaggregation-mode", "decode", "--kv-strategy", "merge", "--kv-digest", "--kv-quarantine-mib", "3"]
+    config = endpoint_config(parse_options(["--model-path", "m", *flags]), 1 << 30)
+    assert (config.strategy, config.digest, config.quarantine_cap) == ("merge", True, 3 << 20)
+    plain = endpoint_config(parse_options(["--model-path", "m"]), 1 << 30)
+    assert (plain.strategy, plain.digest, plain.quarantine_cap) == ("auto", False, None)
 
 
 @pytest.mark.parametrize("tp", [3, 8])

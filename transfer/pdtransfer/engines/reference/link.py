@@ -23,6 +23,7 @@ from pdtransfer.session.api import EndpointConfig, PoolRegion, Timeouts
 from pdtransfer.sidecar.rank_link import RankLink
 
 log = logging.getLogger(__name__)
+MIB = 1 << 20
 BACKENDS = {"pdcluster": Backend.PDCLUSTER, "nixl": Backend.NIXL, "mooncake": Backend.MOONCAKE}
 
 
@@ -84,14 +85,7 @@ def connect(
             )
             for r in pool.regions()
         ],
-        EndpointConfig(
-            listen_host=listen_host(options.advertise_host),
-            advertise_host=options.advertise_host,
-            tls_dir=str(options.tls_dir) if options.tls_dir else None,
-            server_name=pod_server_name(options.cluster_uid) if options.cluster_uid else EndpointConfig.server_name,
-            net_devices=options.net_devices,
-            timeouts=Timeouts(waiting=options.waiting_timeout, transfer=options.kv_timeout),
-        ),
+        endpoint_config(options, sum(r.item_bytes * r.items for r in pool.regions())),
     )
     endpoint.on_change(on_change)
     source: PeerSource | None = None
@@ -104,6 +98,31 @@ def connect(
     if source is not None:
         source.start()
     return Link(endpoint, source)
+
+
+def endpoint_config(options: Options, pool_bytes: int) -> EndpointConfig:
+    """The endpoint's settings, from the flags. Staging memory is never more than the pool unless a flag says
+    so: what travels at one time lies in the pool's pages."""
+    staging = (
+        min(EndpointConfig.staging_bytes, -(-pool_bytes // MIB) * MIB)
+        if options.kv_staging_mib is None
+        else options.kv_staging_mib * MIB
+    )
+    cap = options.kv_quarantine_mib
+    return EndpointConfig(
+        listen_host=listen_host(options.advertise_host),
+        advertise_host=options.advertise_host,
+        tls_dir=str(options.tls_dir) if options.tls_dir else None,
+        server_name=pod_server_name(options.cluster_uid) if options.cluster_uid else EndpointConfig.server_name,
+        net_devices=options.net_devices,
+        timeouts=Timeouts(waiting=options.waiting_timeout, transfer=options.kv_timeout),
+        staging_bytes=staging,
+        # Four slots at least, so that packing, writing and scattering overlap in a small arena too.
+        staging_slot_bytes=max(1, min(EndpointConfig.staging_slot_bytes, staging // 4)),
+        strategy=options.kv_strategy,
+        digest=options.kv_digest,
+        quarantine_cap=None if cap is None else cap * MIB,
+    )
 
 
 def listen_host(advertised: str) -> str:

@@ -8,6 +8,7 @@ import secrets
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pdtransfer.engines.reference.problems import SetupError
 
@@ -15,6 +16,8 @@ MODES = ("null", "prefill", "decode")
 BACKENDS = ("pdcluster", "nixl", "mooncake")
 TRANSFER_SLACK_S = 30.0
 KV_MEMORY = ("dram", "vram-emulated", "mixed")
+KV_STRATEGIES = ("auto", "sliced", "staged", "merge", "split")
+MAX_MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ class Options:
     pod_name: str = ""
     pod_revision: str = ""
     net_devices: str | None = None
+    kv_strategy: Literal["auto", "sliced", "staged", "merge", "split"] = "auto"
+    kv_digest: bool = False
+    kv_staging_mib: int | None = None
+    """None: as much as the pool, at most the transfer module's default."""
+    kv_quarantine_mib: int | None = None
     waiting_timeout: float = 30.0
     kv_timeout: float = 60.0
     queue_timeout: float = 60.0
@@ -84,6 +92,15 @@ def parse_options(argv: list[str] | None = None) -> Options:
     ):
         if value <= 0:
             raise SetupError(f"{flag} must be at least 1, not {value}")
+    for flag, mib in (
+        ("--kv-staging-mib", options.kv_staging_mib),
+        ("--kv-quarantine-mib", options.kv_quarantine_mib),
+    ):
+        if mib is not None and not 0 <= mib <= MAX_MIB:
+            raise SetupError(f"{flag} must be in 0 .. {MAX_MIB}, not {mib}")
+    if options.mode != "decode" and (options.kv_strategy != "auto" or options.kv_digest):
+        # They would be without effect: decode asks, prefill obeys.
+        raise SetupError("--kv-strategy and --kv-digest are decode's: set them with --disaggregation-mode decode")
     if options.chunked_prefill_size % options.page_size:
         raise SetupError(
             f"--chunked-prefill-size {options.chunked_prefill_size} is not a multiple of "
@@ -123,6 +140,10 @@ def _options(args: argparse.Namespace) -> Options:
         pod_name=args.pod_name,
         pod_revision=args.pod_revision,
         net_devices=args.net_devices,
+        kv_strategy=args.kv_strategy,
+        kv_digest=args.kv_digest,
+        kv_staging_mib=args.kv_staging_mib,
+        kv_quarantine_mib=args.kv_quarantine_mib,
         waiting_timeout=args.kv_waiting_timeout,
         kv_timeout=args.kv_transfer_timeout,
         queue_timeout=args.queue_timeout,
@@ -172,6 +193,29 @@ def _parser() -> argparse.ArgumentParser:
     add("--pod-name", default=env("POD_NAME", ""))
     add("--pod-revision", default=env("PDCLUSTER_REVISION", ""))
     add("--net-devices", default=env("UCX_NET_DEVICES"), help="network devices for NIXL's UCX")
+    add(
+        "--kv-strategy",
+        choices=KV_STRATEGIES,
+        default="auto",
+        help="decode: how KV slices of unequal TP travel; auto takes the cheapest for each request",
+    )
+    add(
+        "--kv-digest",
+        action="store_true",
+        help="decode: check a digest of each request's bytes; costs about 1 s per GB",
+    )
+    add(
+        "--kv-staging-mib",
+        type=int,
+        help="registered memory beside the pool for slices of unequal TP, MiB a rank; 0: none, they are written "
+        "in place; default: as much as the pool, at most 64",
+    )
+    add(
+        "--kv-quarantine-mib",
+        type=int,
+        help="decode: MiB of KV that late writes may keep before the rank takes a new NIXL agent at once; "
+        "default: an eighth of the pool",
+    )
     add("--queue-timeout", type=float, default=60.0, help="seconds a request may wait for pages")
     add("--kv-waiting-timeout", type=float, default=30.0, help="seconds one side waits for the other")
     add("--kv-transfer-timeout", type=float, default=60.0, help="seconds from a request's first byte to its last")
