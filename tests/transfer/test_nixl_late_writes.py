@@ -241,3 +241,20 @@ def test_a_stopped_source_costs_its_own_requests_only(ranks, tls):
     for _ in range(5):
         serves_on()
     serves(bad, decode, 2, bootstrap="bad:1")
+
+
+def test_a_prefill_rank_that_only_has_the_first_card_learns_of_the_new_agent_from_the_rank_itself(ranks):
+    """No operator: the card names an agent that is gone, so that NIXL can't even load it over TCP."""
+    prefill, decode = pair(ranks, TCP, SOON)
+    stop_in_mid_write(prefill, decode, 1)
+    assert releasable(decode, 1, 15)
+    assert decode.ask("counters")["agent"] == 1
+    newcomer = start(ranks, "prefill", TCP, SOON, pod="newcomer")
+    newcomer.card = RankCard.model_validate_json(newcomer.answer(60)["card"])
+    assert decode.card.generation == 0
+    newcomer.tell("peers", cards=[decode.card.model_dump_json()])
+    decode.tell("peers", cards=[newcomer.card.model_dump_json()])
+    for rank in (newcomer, decode):
+        wired = rank.answer(60)
+        assert wired["wired"], wired
+    serves(newcomer, decode, 2, bootstrap="newcomer:1")

@@ -171,6 +171,8 @@ class Peer:
     refused_since: bool = False
     """After that, its control port refused us or another incarnation answered there."""
     dead: bool = False
+    lost: bool = False
+    """The agent on its card could not be loaded: it may be gone, and the peer have another one."""
     reload: bool = False
     """The agent lost its connection to it: remove, add and connect again once nothing flies."""
     probing: bool = False

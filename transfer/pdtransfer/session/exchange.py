@@ -48,7 +48,7 @@ class Exchange:
 
     def on_loaded(self, peer: Peer) -> None:
         """Its agent is loaded and will be written to."""
-        if not self._decode:
+        if not self._decode and peer.loaded:
             self._source.on_connected(peer)
 
     def on_peer_gone(self, peer: Peer, error: TransferError) -> None:

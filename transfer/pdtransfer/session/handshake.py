@@ -101,6 +101,6 @@ def admit(
             message=f"the peer's roster names incarnation {held.incarnation}",
             drained=hello.first_agent != held.first_agent and drained(hello.first_agent),
         )
-    if hello.layout_hash != held.layout_hash or not (peer.loaded or peer.loading or peer.reload):
+    if hello.layout_hash != held.layout_hash or not (peer.loaded or peer.loading or peer.lost):
         return Refused(reason=LayoutMismatch.reason, message=peer.verdict.message or "other layout")
     return peer

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from pdtransfer.agent.port import AgentFailure, AgentPort
 from pdtransfer.contract.card import RankCard
+from pdtransfer.errors import PeerUnreachable
 from pdtransfer.peers import Peer
 from pdtransfer.session.core import Core
 
@@ -37,7 +38,9 @@ def load_card(agent: AgentPort, card: RankCard) -> Refusal | None:
     try:
         name = agent.add_peer(base64.b64decode(card.nixl_metadata, validate=True))
     except AgentFailure as error:
-        return "AgentError", error.message
+        # The backend's own failure is about the way to the peer: over TCP, loading connects.
+        gone = error.kind in ("nixlBackendError", "nixlRemoteDisconnectError")
+        return PeerUnreachable.reason if gone else error.reason, error.message
     except ValueError as error:
         return "AgentError", f"the metadata is not base64: {error}"
     if name != card.agent_name:
@@ -128,7 +131,9 @@ class Loader:
                 peer.reload = False
                 self._core.count("peer_reloads_total")
                 unload(self._core, peer)
-            why = why or load(self._core, peer)
+            if why is None:
+                why = load(self._core, peer)
+                peer.lost = why is not None and why[0] == PeerUnreachable.reason
         except Exception as error:  # of this peer's card: the others go on
             logger.exception("%s: %s could not be loaded", self._core.name, peer.label)
             why = "AgentError", f"it could not be loaded: {error!r}"

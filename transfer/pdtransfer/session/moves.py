@@ -94,7 +94,7 @@ class Moves:
         """Load the agent of a later generation beside the one that is held."""
         if card.generation <= peer.card.generation:
             return
-        if not peer.loaded and not peer.reload:
+        if not peer.loaded and not peer.lost:
             peer.card = card  # its turn to be loaded is still to come
             return
         why = load_card(self._core.agent, card)
@@ -105,7 +105,7 @@ class Moves:
         self._core.count("peer_moves_total")
         if peer.loaded:
             peer.older.append(peer.card)
-        peer.card, peer.loaded, peer.reload = card, True, False
+        peer.card, peer.loaded, peer.lost, peer.reload = card, True, False, False
         peer.loads += 1
         self._owner.on_loaded(peer)
 

@@ -192,6 +192,10 @@ class Rotation:
                 late = f"agent generation {generation.number} was not destroyed in {DESTROY_DEADLINE:.0f} s"
                 raise DeadlineExceeded(late) from None
             core.generations.destroyed(generation)
-        core.metrics.observe("rotation_teardown_seconds", time.monotonic() - began)
+        took = time.monotonic() - began
+        core.metrics.observe("rotation_teardown_seconds", took)
+        waited = self._destination.quarantine().nbytes
         self._destination.on_agents_destroyed(number)
+        freed = waited - self._destination.quarantine().nbytes
+        logger.warning("%s: the old agent is gone after %.3f s, %d bytes are free", core.name, took, freed)
         self._tell()

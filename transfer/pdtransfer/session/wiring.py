@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 REPROBE = 1.0
 """Seconds before a connected peer that failed its probe is probed again."""
+LOST = 5.0
+"""Seconds before a peer whose agent could not be reached is loaded again."""
 
 
 class Hooks(Protocol):
@@ -126,7 +128,7 @@ class Wiring:
     def _loaded(self, peer: Peer, why: tuple[str, str] | None) -> None:
         """It was loaded, or loaded again, or why not."""
         if why is not None:
-            known = peer.reload
+            known = peer.reload or peer.lost
             peer.probed_at = time.monotonic()
             self.judge(peer, VerdictState.UNREACHABLE if known else VerdictState.REFUSED, *why)
         elif peer.channel is not None:
@@ -275,8 +277,8 @@ class Wiring:
             if peer.loaded:
                 unload(self._core, peer)
         for peer in self._peers.values():
-            if peer.reload and not self._core.mover.flies_to(peer.card.agent_name):
-                if now - peer.probed_at > REPROBE:
+            if (peer.reload or peer.lost) and not self._core.mover.flies_to(peer.card.agent_name):
+                if now - peer.probed_at > (REPROBE if peer.reload else LOST):
                     self.loader.want(peer)
             elif (
                 peer.channel is not None
