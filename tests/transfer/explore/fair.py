@@ -14,7 +14,7 @@ from .snapshot import fingerprint
 from .world import World
 
 ROUNDS = 60
-JUMPS = 60
+JUMPS = 200
 
 
 class Calm:

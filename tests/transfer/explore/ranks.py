@@ -149,7 +149,8 @@ def make_rank(world: World, role: Role, rank: int, of: int, generation: int) -> 
 
     def agent(name: str, _: EndpointConfig) -> FakeAgent:
         made.append(world.hub.agent(name))
-        made[0].faults.stall_all = True  # every handle waits for an action
+        made[-1].faults.stall_all = True  # every handle waits for an action, and for nothing else
+        made[-1].faults.delay_polls = 0
         if world.bounds.near:
             pid = 10 * world.port_of(place) + generation
             made[-1].process = RankProcess(host="host", pid_namespace=1, pid=pid, started=1)  # type: ignore[assignment]

@@ -8,8 +8,10 @@ import os
 import pytest
 
 from explore.bounds import Bounds
+from explore.fair import Calm
 from explore.search import explore, replay
 from explore.snapshot import fingerprint
+from explore.world import World
 
 DEEPER = int(os.environ.get("PD_EXPLORE", "1"))
 """How many times the states of a run in CI are looked at."""
@@ -25,6 +27,7 @@ WORLDS = {
     "a source that dies and comes back": (Bounds(**ONE, kills=1, jumps=1), 1500),
     "a source whose death can be looked up": (Bounds(**ONE, kills=1, jumps=1, near=True), 1500),
     "connections that break, rosters that forget": (Bounds(**ONE, breaks=1, flips=1, losses=1), 1500),
+    "a roster that forgets while a handle errs": (Bounds(**ONE, flips=1, errors=1, jumps=2), 1500),
     "two sources": (Bounds(**ONE, prefill=2, losses=1), 1500),
     "staged": (Bounds(**STAGED, attempts=2, sends=1, pages=1, losses=1, doublings=1), 2500),
     "staged, two pages through one slot": (Bounds(**{**STAGED, "slots": 1}, attempts=1, sends=1, errors=1), 1500),
@@ -54,25 +57,30 @@ def test_no_path_breaks_a_rule_and_every_state_has_an_exit(name):
     assert {"receive", "send", "deliver", "land", "abort"} <= result.seen
 
 
-def test_a_repeated_abort_is_acknowledged_when_its_first_acknowledgement_was_lost():
-    """Found by this exploration: the leg still waited for the next attempt and swallowed the repeat."""
-    from explore.fair import Calm
+def follow(bounds: Bounds, *path: str) -> World:
+    """The world at the end of a path whose actions are written as one text each, words apart by `|`."""
+    return replay(bounds, tuple(tuple(step.split("|")) for step in path))
 
-    bounds = Bounds(**ONE, losses=1)
-    request, abort, ack = (f"{t}.0" for t in ("request", "abort", "abort_ack"))
-    world = replay(
-        bounds,
-        (
-            ("receive", "d0"),
-            ("send", "p0"),
-            ("deliver", f"{request} first_page=0 (p1) 0/d1>0/p1"),
-            ("abort", "d0"),
-            ("deliver", f"{abort} (p1) 0/d1>0/p1"),
-            ("land", "0"),
-            ("lose", f"{ack} (p1) 0/p1>0/d1"),
-        ),
-    )
+
+def test_a_repeated_abort_is_acknowledged_when_its_first_acknowledgement_was_lost():
+    """Found by this exploration: the leg that waited for the next attempt swallowed the repeat."""
+    begin = ("receive|d0", "send|p0", "deliver|request.0")
+    world = follow(Bounds(**ONE, losses=1), *begin, "abort|d0", "deliver|abort.0", "land|0", "lose|abort_ack.0")
     try:
+        Calm(world).conclude()
+    finally:
+        world.close()
+
+
+def test_a_handle_that_errs_after_the_settle_deadline_is_no_drained_one():
+    """Found by the random walks: prefill's roster dropped decode, the settle deadline passed, the handle
+    errored, decode was let go, and was told that nothing of it was in flight when it dialled again."""
+    begin = ("receive|d0", "send|p0", "deliver|request.0")
+    bounds = Bounds(**ONE, flips=1, errors=1, jumps=1, losses=2)
+    world = follow(bounds, *begin, "roster|p0", "time", "err|0", "lose|started.0", "lose|failed.0", "connect|d0|p0/p1")
+    try:
+        assert not world.receipts[0].transfer.pages_releasable
+        assert world.may_land(world.flights[0])
         Calm(world).conclude()
     finally:
         world.close()

@@ -76,9 +76,20 @@ class Walk(RuleBasedStateMachine):
         action = possible[n % len(possible)]
         self.path.append(action)
         self.happened[action[0]] += 1
+        self._do(action)
+
+    def _do(self, action: Action) -> None:
         assert self.world is not None
-        apply(self.world, action)
-        check(self.world)
+        try:
+            apply(self.world, action)
+            check(self.world)
+        except BaseException as error:
+            error.add_note(self._told())
+            raise
+
+    def _told(self) -> str:
+        assert self.world is not None
+        return "\n".join([str(self.world.bounds), *map(str, self.path), "faults stop", *self.world.after])
 
     @precondition(lambda self: self._can(*ENGINE))
     @rule(n=st.integers(0, 20))
@@ -102,8 +113,7 @@ class Walk(RuleBasedStateMachine):
                 return
             self.path.append(action)
             self.happened[action[0]] += 1
-            apply(self.world, action)
-            check(self.world)
+            self._do(action)
 
     @precondition(lambda self: self._can("land"))
     @rule(n=st.integers(0, 20))
@@ -127,6 +137,9 @@ class Walk(RuleBasedStateMachine):
             Calm(self.world).conclude()
             self.happened["succeeded"] += sum(r.transfer.state.value == "Success" for r in self.world.receipts)
             self.happened["failed"] += sum(r.transfer.state.value == "Failed" for r in self.world.receipts)
+        except BaseException as error:
+            error.add_note(self._told())
+            raise
         finally:
             self.world.close()
             logging.disable(logging.NOTSET)

@@ -133,7 +133,8 @@ class World:
         """The process ends; what its sockets hold may land for a moment."""
         rank.alive, rank.died_at = False, self.loop.now
         self.network.die(rank.where)
-        self.hub.disconnect(rank.agent.name)
+        for name in [n for n in self.hub.agents if f"{n}.".startswith(f"{rank.agent.name}.")]:
+            self.hub.disconnect(name)
         self.old.append(rank)
 
     def restart(self, rank: Rank) -> Rank:
