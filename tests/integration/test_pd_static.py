@@ -51,7 +51,7 @@ class Pair:
             return both[0].result(), both[1].result()
 
 
-def start_pair(model: Path, folder: Path, prefill_tp: int, decode_tp: int, prefill_memory: str) -> Pair:
+def start_pair(model: Path, folder: Path, prefill_tp: int, decode_tp: int, prefill_memory: str, *decode_flags: str) -> Pair:
     """Start both and wait until they serve."""
     shared = ("--peers-file", str(folder / "cards"), "--page-size", str(PAGE), "--chunked-prefill-size", "32")
     prefill = launch(
@@ -68,6 +68,7 @@ def start_pair(model: Path, folder: Path, prefill_tp: int, decode_tp: int, prefi
         *shared,
         *("--disaggregation-mode", "decode", "--tp-size", str(decode_tp)),
         *("--kv-memory-kind", "mixed"),
+        *decode_flags,
         wait=False,
     )
     await_healthy(prefill)
@@ -139,6 +140,18 @@ def test_concurrent_requests_keep_their_own_kv(pair: Pair, truth: Truth) -> None
     for engine in (pair.prefill, pair.decode):
         load = engine.get("/get_load").json()[0]
         assert load["num_held_reqs"] == 0 and load["pages_free"] == load["pages_total"]
+
+
+def test_answers_are_equal_through_staging_with_digests(model: Path, truth: Truth, tmp_path: Path) -> None:
+    pair = start_pair(model, tmp_path, 2, 1, "vram-emulated", "--kv-strategy", "staged", "--kv-digest")
+    try:
+        await_rostered(pair)
+        prompt, expected = truth.decided(70, NEW, seed=2)
+        _, decoded = pair.ask(prompt)
+        assert decoded.json().get("output_ids") == expected, decoded.text
+    finally:
+        codes = [e.stop() for e in (pair.prefill, pair.decode)]
+    assert codes == [0, 0]
 
 
 def test_log_probabilities_of_the_first_token_travel_with_the_kv(pair: Pair, truth: Truth) -> None:

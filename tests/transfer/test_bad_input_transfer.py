@@ -111,7 +111,7 @@ def test_a_layer_in_device_and_in_host_memory_is_two_regions(maker):
     endpoint.close()
 
 
-CARDS = {"cluster_uid": "", "pod_uid": "", "incarnation": ""}
+CARDS = {"pod_uid": "", "incarnation": ""}
 
 
 @pytest.mark.parametrize("field", CARDS)

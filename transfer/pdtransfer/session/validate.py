@@ -138,10 +138,10 @@ def names(name: str, value: object) -> tuple[str, ...]:
 
 
 def template(value: object) -> RankCard:
-    """`card_template` of an endpoint."""
+    """`card_template` of an endpoint. Outside a cluster `cluster_uid` is empty, on both sides."""
     if not isinstance(value, RankCard):
         raise BadInput(f"card_template: a RankCard is needed, not {_shown(value)}")
-    for field in ("cluster_uid", "pod_uid", "incarnation"):
+    for field in ("pod_uid", "incarnation"):
         words(f"card_template.{field}", getattr(value, field))
     return value
 
