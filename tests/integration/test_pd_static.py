@@ -51,7 +51,9 @@ class Pair:
             return both[0].result(), both[1].result()
 
 
-def start_pair(model: Path, folder: Path, prefill_tp: int, decode_tp: int, prefill_memory: str, *decode_flags: str) -> Pair:
+def start_pair(
+    model: Path, folder: Path, prefill_tp: int, decode_tp: int, prefill_memory: str, *decode_flags: str
+) -> Pair:
     """Start both and wait until they serve."""
     shared = ("--peers-file", str(folder / "cards"), "--page-size", str(PAGE), "--chunked-prefill-size", "32")
     prefill = launch(
