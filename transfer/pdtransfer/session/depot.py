@@ -45,6 +45,8 @@ class Depot:
         for kind in sorted({real_kind(card, k) for k in card.layout.memory_kinds}):
             devices = {r.device for r in card.layout.regions if r.memory and real_kind(card, r.memory) is kind}
             try:
+                if len(devices) > 1:
+                    raise TransferError(f"the pool lies on devices {sorted(devices)}, an arena on one")
                 arena = Arena(kind, config.staging_bytes, config.staging_slot_bytes, device=min(devices))
                 copier = Copier(arena)
                 copier.warm()

@@ -43,7 +43,7 @@ class Digests:
     def __init__(self, core: Core, card: Callable[[], RankCard]) -> None:
         self._core = core
         self._card = card
-        self._desks: dict[MemoryKind, tuple[Arena, Copier]] = {}
+        self._desks: dict[tuple[MemoryKind, int], tuple[Arena, Copier]] = {}
 
     async def of(
         self,
@@ -77,10 +77,10 @@ class Digests:
 
     def _desk(self, kind: MemoryKind, lane: Lane, device: int) -> Copier:
         size = max(BLOCK, lane.unit)
-        held = self._desks.get(kind)
+        held = self._desks.get((kind, device))
         if held is None or held[0].slot_bytes < size:
             arena = Arena(kind, size, size, device=device)
-            held = self._desks[kind] = (arena, Copier(arena))
+            held = self._desks[kind, device] = (arena, Copier(arena))
         return held[1]
 
 

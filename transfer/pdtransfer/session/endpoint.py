@@ -30,6 +30,7 @@ from pdtransfer.session.routes import Routes
 from pdtransfer.session.source import SourceSide
 from pdtransfer.session.transfers import ReceiveTransfer, SendTransfer
 from pdtransfer.session.wiring import Wiring
+from pdtransfer.staging.device import use_device
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,14 @@ class RankEndpoint:
         name = f"{card_template.role.value}-{card_template.rank}-{uuid.uuid4().hex}"
         layout = card_template.layout.model_copy(update={"regions": regions})
         self._card = card_template.model_copy(update={"layout": layout, "agent_name": name})
-        self._core = Core(name, config, lambda named: agent_factory(named, config))
+        devices = {r.device for r in regions if r.memory and real_kind(self._card, r.memory) is MemoryKind.VRAM}
+
+        def make_agent(named: str) -> AgentPort:
+            for device in sorted(devices)[:1]:
+                use_device(device)
+            return agent_factory(named, config)
+
+        self._core = Core(name, config, make_agent)
         self._hcas = usable_hcas()
         self._wiring = Wiring(self._core, self._card, self._hcas)
         self._depot = Depot()

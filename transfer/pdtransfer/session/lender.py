@@ -138,6 +138,8 @@ class Lender:
                     return ""  # the slot stays taken: the copy may still land in it
                 await asyncio.sleep(0)
             agent.release(handle)
+            for prepared in (local, remote):
+                agent.release_prepared(prepared)
         except AgentFailure as error:
             if not error.posted:
                 self.scratch.give(slot)

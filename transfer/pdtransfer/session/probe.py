@@ -138,6 +138,10 @@ class Prober:
                 after = (await self._ask(peer, ProbeHash(seq=seq), seq, ProbeDigests)).digests
                 if len(before) != len(samples) or len(after) != len(samples):
                     raise TransferError("the peer hashed other samples", peer=peer.label)
+                unread = [i for i in got if not before[i] and not after[i]]
+                if unread:
+                    told = f"the peer can not read its own device memory: {samples[unread[0]]}"
+                    raise TransferError(told, peer=peer.label)
                 for i, value in got.items():
                     if before[i] == after[i]:
                         if value != after[i]:

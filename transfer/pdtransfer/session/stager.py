@@ -167,12 +167,11 @@ class Stager:
             stage.queued = False
             if stage.leg.error is not None or not stage.loads:
                 continue
-            load, packs = stage.loads[0], stage.leg.request.strategy in PACKS
-            grants: deque[SlotGrant] | None = None
-            if stage.leg.request.strategy in THROUGH_SLOTS:
-                grants = stage.grants.get(real_kind(stage.leg.card, load.lane.destination_kind))
-                if not grants:
-                    continue
+            at = self._next(stage)
+            if at is None:
+                continue
+            load, packs = stage.loads[at], stage.leg.request.strategy in PACKS
+            grants = stage.grants.get(real_kind(stage.leg.card, load.lane.destination_kind))
             kind = real_kind(self._wiring.card, load.lane.source_kind)
             mine = self._depot.take(kind, stage.leg.card.agent_name) if packs else None
             stage.queued = True
@@ -180,10 +179,22 @@ class Stager:
                 queue.appendleft(stage)
                 return False
             queue.append(stage)
-            stage.loads.popleft()
+            del stage.loads[at]
             self._go(stage, load, grants.popleft() if grants else None, kind, mine)
             return True
         return False
+
+    @staticmethod
+    def _next(stage: Stage) -> int | None:
+        """Which block can go: where slots are lent, the first one that has a slot of its memory kind. (If a leg
+        let the slots of one kind wait for a block of the other kind, two legs could wait for each other.)"""
+        if stage.leg.request.strategy not in THROUGH_SLOTS:
+            return 0
+        lent = {kind for kind, held in stage.grants.items() if held}
+        for at, load in enumerate(stage.loads):
+            if real_kind(stage.leg.card, load.lane.destination_kind) in lent:
+                return at
+        return None
 
     def _go(self, stage: Stage, load: Load, grant: SlotGrant | None, kind: MemoryKind, mine: int | None) -> None:
         leg, lane, link = stage.leg, load.lane, load.link

@@ -44,7 +44,7 @@ class Arena:
                 self._held, start = _device_memory(self.nbytes + HUGE_PAGE, device)
             else:
                 self._held, start = _host_memory(self.nbytes + HUGE_PAGE)
-        except (OSError, RuntimeError) as error:
+        except (AssertionError, ImportError, OSError, RuntimeError) as error:  # torch without CUDA asserts
             raise TransferError(f"no {self.nbytes} bytes of {kind} for staging: {error}") from error
         self.address = start + -start % HUGE_PAGE
         if kind is MemoryKind.DRAM:

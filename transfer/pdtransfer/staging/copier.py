@@ -105,7 +105,7 @@ class Copier:
                     if time.monotonic() > until:
                         raise TransferError(f"a first copy took over {WARM_DEADLINE:.0f} s")
                     time.sleep(0.001)
-        except (ImportError, RuntimeError) as error:
+        except (AssertionError, ImportError, RuntimeError) as error:  # torch without CUDA asserts
             raise TransferError(f"{self._arena.kind} can not be staged: {error}") from error
 
     def pack(self, copies: Sequence[RowCopy], slot: int) -> Fence:
@@ -131,22 +131,26 @@ class Copier:
             for copy in copies:
                 self._on_host(copy, slot, scatter)
             return DONE
-        cuda, device = self._torch.cuda, f"cuda:{self._arena.device}"
+        cuda = self._torch.cuda
         try:
             with cuda.stream(self._stream):
-                kept = []
-                for copy in copies:
-                    if copy.count and not 0 <= int(copy.indices.min()) <= int(copy.indices.max()) < copy.group.rows:
-                        raise IndexError(f"a row that is none of {copy.group.rows}")  # would end the GPU's context
-                    indices = self._torch.from_numpy(copy.indices).to(device, non_blocking=True)
-                    kept.append((copy, indices))
-                    rows, mine = self._matrices(copy, slot)
+                ready = [self._queued(copy, slot) for copy in copies]  # nothing is queued when one is refused
+                for rows, indices, mine in ready:
                     self._copy(rows, indices, mine, scatter)
                 event = cuda.Event()
                 event.record()
         except RuntimeError as error:
             raise TransferError(f"the device refused a copy: {error}") from error
-        return _Event(event, kept)
+        return _Event(event, ready)
+
+    def _queued(self, copy: RowCopy, slot: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What a device's copy takes: the pool's rows, which of them, the slot's."""
+        if copy.count and not 0 <= int(copy.indices.min()) <= int(copy.indices.max()) < copy.group.rows:
+            raise IndexError(f"a row that is none of {copy.group.rows}")  # would end the GPU's context
+        rows, mine = self._matrices(copy, slot)
+        # From pinned memory: to send pageable memory this thread would wait for the copies queued before.
+        pinned = self._torch.from_numpy(copy.indices).pin_memory()
+        return rows, pinned.to(rows.device, non_blocking=True), mine
 
     def _on_host(self, copy: RowCopy, slot: int, scatter: bool) -> None:
         group = copy.group
@@ -198,6 +202,8 @@ class Copier:
             found: Tensor = self._torch.frombuffer(memory, dtype=self._torch.uint8)
         else:
             found = self._torch.as_tensor(_DeviceMemory(address, nbytes), device=f"cuda:{self._arena.device}")
+            if found.data_ptr() != address:  # torch brings memory of another GPU here, as a copy
+                raise TransferError(f"the memory at {address} is not on device {self._arena.device}")
         return found
 
     @cached_property
