@@ -97,8 +97,9 @@ _FAMILIES = (
     _counter("failures_total", "Transfers that failed, by the error's reason", reason=OPEN),
     _counter(
         "deadlines_total",
-        "Deadlines that passed, by the state they ended",
-        state=("waiting", "ready", "staging", "transfer", "settle", "connect", "probe"),
+        "Deadlines that passed, by what was waited for: the other side, prefill's compute, bytes, posted handles of "
+        "a failed transfer, a control connection, a probe",
+        state=("waiting", "ready", "transfer", "settle", "connect", "probe"),
     ),
     _counter("request_repeats_total", "Requests that decode sent again after a reconnect"),
     # --- how long it took

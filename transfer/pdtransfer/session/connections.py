@@ -114,6 +114,7 @@ class Connections:
             self._owner.judge(peer, VerdictState.REFUSED if bad else state, error.reason, error.message)
         else:
             peer.refused_since |= isinstance(error, ConnectionRefusedError)
+            self._core.count("deadlines_total", isinstance(error, TimeoutError), state="connect")
             if not isinstance(error, OSError | TimeoutError | FrameError):
                 logger.exception("%s: %s can not be dialled", self._core.name, peer.label)
             reason = "TLSFailed" if isinstance(error, ssl.SSLError) else PeerUnreachable.reason

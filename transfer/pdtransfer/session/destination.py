@@ -261,7 +261,8 @@ class DestinationSide(Custody):
                 self._fail(receive, DeadlineExceeded(f"{state} for too long", peer=_late(receive)))
             elif not lost:
                 receive.connect_by = now + self._core.timeouts.connect
-            elif now > receive.connect_by or any(leg.peer and leg.peer.refused_since for leg in lost):
+            elif (late := now > receive.connect_by) or any(leg.peer and leg.peer.refused_since for leg in lost):
+                self._core.count("deadlines_total", late, state="connect")
                 self._fail(receive, PeerUnreachable("the control connection is gone", peer=_late(receive)))
 
 

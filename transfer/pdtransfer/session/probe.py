@@ -99,6 +99,7 @@ class Prober:
             try:
                 result = await asyncio.wait_for(self._probe(peer), self._core.timeouts.probe)
             except TimeoutError:
+                self._core.count("deadlines_total", state="probe")
                 raise DeadlineExceeded("the probe did not finish in time", peer=peer.label) from None
             finally:
                 self._core.hot(-1)

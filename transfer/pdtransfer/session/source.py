@@ -199,6 +199,7 @@ class SourceSide:
             if isinstance(job.error, AgentFailure) and leg.card.agent_name == leg.peer.card.agent_name:
                 self._wiring.reload(leg.peer)
             if not job.settled:
+                self._core.count("deadlines_total", state="settle")
                 self._rooms.draining.add(leg)
         if leg.error is None:
             leg.error = job.error.about(room=room.sender.room, peer=leg.peer.label)
@@ -260,6 +261,7 @@ class SourceSide:
                 self._judge(room, now)
         for leg in self._rooms.waiting():
             if now > leg.deadline:
+                self._core.count("deadlines_total", state="waiting")
                 self._abandon(leg, DeadlineExceeded("prefill did not start in time", room=leg.request.room))
         self._rooms.expire(now)
 
@@ -267,10 +269,12 @@ class SourceSide:
         number = room.sender.room
         if now > room.deadline and len(room.legs) < room.required:
             wanted = room.required if room.legs else "the"
+            self._core.count("deadlines_total", state="waiting")
             late = DeadlineExceeded(f"{len(room.legs)} of {wanted} decode ranks asked in time", room=number)
             self._fail_room(room, late)
         elif (gone := next((g for g in room.legs.values() if g.error and now > g.retry_until), None)) is not None:
             assert gone.error is not None
             self._fail_room(room, gone.error)
         elif room.metadata is None and now > room.deadline + self._core.timeouts.transfer:
+            self._core.count("deadlines_total", state="ready")
             self._fail_room(room, DeadlineExceeded("prefill handed over nothing more", room=number))
