@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,9 +44,13 @@ def check_pages(
 ) -> None:
     """Raise LayoutMismatch when a page list lies outside the rank's pool or names a page twice.
 
-    `memory` narrows to regions of that kind where a layer is registered in both."""
-    both = len({r.key for r in layout.regions}) < len(layout.regions)
-    items = [r.items for r in layout.regions if r.pool == pool and not (both and memory and r.memory is not memory)]
+    `memory` narrows to regions of that kind where a layer is registered in both; other layers count as they are."""
+    times = Counter(r.key for r in layout.regions)
+    items = [
+        r.items
+        for r in layout.regions
+        if r.pool == pool and (memory is None or r.memory is memory or times[r.key] == 1)
+    ]
     if not items and len(pages) and pool:
         raise LayoutMismatch(f"the {side} rank registered no region of pool {pool!r}")
     distinct(as_pages(pages, min(items, default=0), side), side)

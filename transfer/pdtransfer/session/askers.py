@@ -114,7 +114,11 @@ class Askers:
             # Its pages are the engine's again once the first one has all: a second one would read
             # what comes after.
             raise RoomTaken("another decode engine gets this room")
-        check_pages(peer.card.layout, request.pages, "decode")
+        check_pages(peer.card.layout, request.pages, "decode", memory=request.memory)
+        for held in request.pools:
+            if not held.pool or [p.pool for p in request.pools].count(held.pool) > 1:
+                raise LayoutMismatch(f"pools: {held.pool!r} has a page list already")
+            check_pages(peer.card.layout, held.pages, "decode", pool=held.pool, memory=request.memory)
         size = self._wiring.card.layout.page_tokens
         if request.first_page + len(request.pages) != -(-request.tokens // size):
             raise LayoutMismatch(

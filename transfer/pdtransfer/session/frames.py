@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.contract.card import first_agent
@@ -19,14 +19,27 @@ MAX_FRAME = 4 << 20
 MAX_HELLO = 64 << 10
 """Bytes; before the peer is known, less is read from it."""
 MAX_PAGES = 1 << 18
-"""Pages of one request: with at most 13 digits each, its frame stays below MAX_FRAME."""
+"""Pages of one request, over all page spaces: with at most 13 digits each, its frame stays below MAX_FRAME."""
 MAX_METADATA = 1 << 20
 """Bytes of a prefill's metadata."""
+MAX_POOLS = 16
+MAX_POOL_PAGES = 1 << 16
+"""Other page spaces of one request, and pages in one of them."""
+MAX_TEXT = 4096
+"""Characters of a reason or message: they quote what engines say."""
 HEADER = struct.Struct(">I")
 
 
 class FrameError(Exception):
     """Bytes that are no frame."""
+
+
+def _cut(text: Any) -> Any:
+    return text[:MAX_TEXT].encode(errors="replace").decode() if isinstance(text, str) else text
+
+
+Text = Annotated[str, BeforeValidator(_cut)]
+"""For people: cut to MAX_TEXT, without what UTF-8 can not say."""
 
 
 class _Frame(BaseModel):
@@ -69,8 +82,8 @@ class Refused(_Frame):
     one that was meant, has nothing in flight to the dialling agent, and will post nothing to it."""
 
     t: Literal["refused"] = "refused"
-    reason: str
-    message: str = ""
+    reason: Text
+    message: Text = ""
     drained: bool = False
 
 
@@ -100,7 +113,7 @@ class PoolPages(_Frame):
     """Pages in one other page space (`Region.pool`): the whole list, matched by position."""
 
     pool: str
-    pages: tuple[Annotated[int, Field(ge=0, lt=1 << 40)], ...] = Field(max_length=1 << 16)
+    pages: tuple[Annotated[int, Field(ge=0, lt=1 << 40)], ...] = Field(max_length=MAX_POOL_PAGES)
 
 
 class Request(_Identified):
@@ -122,7 +135,7 @@ class Request(_Identified):
     """Where the pages lie, when this rank registered a layer in both memory kinds."""
     generation: int = Field(default=0, ge=0, lt=1 << 31)
     """The decode rank's agent that is to be written to: another one would not be what fences it."""
-    pools: tuple[PoolPages, ...] = Field(default=(), max_length=16)
+    pools: tuple[PoolPages, ...] = Field(default=(), max_length=MAX_POOLS)
     """Pages in other page spaces than the KV pages'."""
     digest: bool = False
     """Done shall carry a digest of the request's bytes."""
@@ -182,8 +195,8 @@ class Failed(_Identified):
     """The source gave up. `settled`: no write of it can land any more (else AbortAck follows)."""
 
     t: Literal["failed"] = "failed"
-    reason: str
-    message: str = ""
+    reason: Text
+    message: Text = ""
     nbytes: int = 0
     settled: bool = False
 
@@ -192,7 +205,7 @@ class Abort(_Identified):
     """Decode gives up; answered by AbortAck once every handle of the source has settled."""
 
     t: Literal["abort"] = "abort"
-    reason: str = ""
+    reason: Text = ""
 
 
 class AbortAck(_Identified):

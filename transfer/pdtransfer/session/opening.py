@@ -15,7 +15,7 @@ from pdtransfer.plan import Strategy, check_pages
 from pdtransfer.plan.cost import Rates, Setting, choose, load_of
 from pdtransfer.session.api import EndpointConfig
 from pdtransfer.session.digests import undigestible
-from pdtransfer.session.frames import MAX_PAGES, PoolPages, Request
+from pdtransfer.session.frames import MAX_PAGES, MAX_POOL_PAGES, MAX_POOLS, PoolPages, Request
 from pdtransfer.session.pairs import Pair, Pairs
 from pdtransfer.session.receives import Leg
 from pdtransfer.session.strategy import refused, slot_bytes
@@ -49,8 +49,14 @@ class Opener:
         """One leg a source. Raises LayoutMismatch or StaleRegistration and names what is wrong."""
         mine = self._wiring.card
         size = mine.layout.page_tokens
-        if len(pages) > MAX_PAGES:
-            raise LayoutMismatch(f"{len(pages)} pages in one request, {MAX_PAGES} may be", room=room)
+        for name in pools:
+            if len(pools[name]) > MAX_POOL_PAGES:
+                told = f"pools[{name!r}]: {len(pools[name])} pages, {MAX_POOL_PAGES} may be"
+                raise LayoutMismatch(told, room=room)
+        if len(pools) > MAX_POOLS:
+            raise LayoutMismatch(f"pools: {len(pools)} page lists in one request, {MAX_POOLS} may be", room=room)
+        if (asked := len(pages) + sum(map(len, pools.values()))) > MAX_PAGES:
+            raise LayoutMismatch(f"{asked} pages in one request, {MAX_PAGES} may be", room=room)
         numbers = tuple(int(p) for p in pages)
         check_pages(mine.layout, numbers, "decode", memory=memory)
         if first_page < 0 or first_page + len(numbers) != -(-tokens // size):
