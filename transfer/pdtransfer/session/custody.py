@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from pdtransfer.errors import TransferError
+from pdtransfer.errors import LayoutMismatch, TransferError
 from pdtransfer.mover.ledger import PageLedger
 from pdtransfer.peers import Peer, PeerKey, key_of
 from pdtransfer.session.api import TransferState
@@ -36,6 +36,8 @@ class Custody:
         self.ledger = PageLedger()
         self._live: dict[tuple[int, int], Receive] = {}
         self._settling: dict[tuple[int, int], Receive] = {}
+        self._taken: set[tuple[int, int]] = set()
+        """Keys of both, and of those that begin: an identity whose pages are free may still have slots that are not."""
         self.pairs = Pairs(lambda: wiring.card)
         self.intake = Intake(
             core,
@@ -81,7 +83,10 @@ class Custody:
         writers = [place for place, leg in legs.items() if leg.in_place]
         owned = [*(int(p) for p in pages), *((pool, int(p)) for pool, held in pools.items() for p in held)]
         with self._lock:
+            if key in self._taken:
+                raise LayoutMismatch(f"{key} is already receiving, or its source has not let go of it")
             self.ledger.acquire(key, owned, writers, page_bytes)
+            self._taken.add(key)
 
     def releasable(self, key: tuple[int, int]) -> bool:
         """Its pages can not be hit by a late write."""
@@ -134,6 +139,7 @@ class Custody:
             self._core.count("quarantine_released_total", fence=fence)
         settled = all(other.settled for other in receive.legs.values())
         if settled and self._settling.pop(receive.key, None) is not None:
+            self._give_up(receive)
             self._core.changed()
 
     def _succeed(self, receive: Receive) -> None:
@@ -141,6 +147,7 @@ class Custody:
         self._progress(receive, False)
         with self._lock:
             self.ledger.complete(receive.key)
+            self._taken.discard(receive.key)
         first = min(receive.legs.values(), key=lambda leg: leg.card.rank)
         receive.transfer.received_metadata = first.metadata
         self._measure(receive)
@@ -164,11 +171,15 @@ class Custody:
                 self._settle(receive, leg)
             elif leg.peer is not None:
                 self._wiring.send(leg.peer, Abort(**leg.request.ids, reason=f"{error.reason}: {error.message}"))
-        if all(leg.settled for leg in receive.legs.values()):
-            self._settling.pop(receive.key, None)
+        if all(leg.settled for leg in receive.legs.values()) and self._settling.pop(receive.key, None) is not None:
+            self._give_up(receive)
         self._core.ended(receive.began, receive.strategy, error)
         receive.transfer.cell.move(TransferState.FAILED, error)
         self._core.changed()
+
+    def _give_up(self, receive: Receive) -> None:
+        with self._lock:
+            self._taken.discard(receive.key)
 
     def _measure(self, receive: Receive) -> None:
         self._core.ended(receive.began, receive.strategy, None)

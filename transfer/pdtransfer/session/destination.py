@@ -221,6 +221,11 @@ class DestinationSide(Custody):
             if not leg.done:
                 self._fail(receive, error)
 
+    def forget(self, peer: Peer) -> None:
+        """The peer was let go."""
+        if peer.key not in self._wiring.peers:  # else another incarnation is there
+            self.pairs.forget(peer.key)
+
     def on_drained(self, peer: Peer) -> None:
         """Nothing of this source can land any more: it is dead and its last bytes were progressed,
         or it answered that it does not know us and has nothing in flight."""

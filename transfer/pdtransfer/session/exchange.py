@@ -63,6 +63,7 @@ class Exchange:
     def on_forgotten(self, peer: Peer) -> None:
         """It was let go for good."""
         self._source.forget(peer)
+        self._destination.forget(peer)
         self._rotation.forget(peer)
 
     def owes(self, peer: Peer) -> bool:
@@ -78,7 +79,7 @@ class Exchange:
         return self._source.uses(peer, generation)
 
     def on_unloaded(self, peer: Peer, card: RankCard) -> None:
-        """An older agent of it was forgotten."""
+        """An agent of it was forgotten."""
         self._source.on_unloaded(card)
 
     def on_agents_destroyed(self, peer: Peer, oldest: int) -> None:

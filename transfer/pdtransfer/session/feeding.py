@@ -31,7 +31,8 @@ class Feeding:
         self._fail = fail
         self._announced: list[Leg] = []
         self._digests = Digests(core, lambda: wiring.card)
-        self.links = Links(lambda: core.agent, lambda: wiring.card, Pairs(lambda: wiring.card))
+        self.pairs = Pairs(lambda: wiring.card)
+        self.links = Links(lambda: core.agent, lambda: wiring.card, self.pairs)
         self.stager = Stager(core, wiring, depot, fail)
         core.works.append(self._announce)
 

@@ -83,7 +83,10 @@ class SourceSide:
         room = Room(sender, time.monotonic() + self._core.timeouts.waiting)
         self._rooms.open[sender.room] = room
         for leg in self._rooms.pending.pop(sender.room, {}).values():
-            self._attach(room, leg)
+            if room.error is None:
+                self._attach(room, leg)
+            else:  # one before it ended the room
+                self._abandon(leg, room.error)
         self._core.changed()
 
     # --- decode -----------------------------------------------------------------------------
@@ -104,6 +107,8 @@ class SourceSide:
         """The peer was let go. What errored may land at any time, whoever remembers it."""
         self.askers.lost_agents |= {leg.card.agent_name for leg in self._errored() if leg.peer is peer}
         self._rooms.forget(peer)
+        if peer.key not in self._wiring.peers:  # else another incarnation is there
+            self.feeding.pairs.forget(peer.key)
 
     def _errored(self) -> list[Leg]:
         """Legs with a handle that errored after their job had ended (before that, the job's end told it)."""
@@ -176,6 +181,8 @@ class SourceSide:
         room = self._rooms.open.get(leg.request.room)
         if room is not None and room.legs.get(leg.peer.key) is leg:
             self._fail_room(room, error.about(room=room.sender.room))
+        elif leg in self._rooms.waiting():
+            self._abandon(leg, error.about(room=leg.request.room))
 
     def _job_finished(self, room: Room, leg: Leg) -> None:
         job = leg.job

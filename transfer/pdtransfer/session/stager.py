@@ -132,6 +132,11 @@ class Stager:
             told = f"slot: {grant.slot} is none of the {grant.arena} arena on decode's card"
             self._fail(leg, LayoutMismatch(told, peer=leg.peer.label))
             return
+        lent = len(leg.filled) + len(stage.using) + sum(map(len, stage.grants.values()))
+        if lent >= sum(stage.wanted.values()):
+            told = f"slot: {grant.slot} was lent, and {lent} were all that were asked for"
+            self._fail(leg, LayoutMismatch(told, peer=leg.peer.label))
+            return
         if stage.asked_at:
             self._core.metrics.observe("staging_wait_seconds", time.monotonic() - stage.asked_at)
             stage.asked_at = 0.0

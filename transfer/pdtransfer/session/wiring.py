@@ -275,6 +275,7 @@ class Wiring:
             self.hooks.on_forgotten(peer)
             self._moves.forget(peer)
             if peer.loaded:
+                self.hooks.on_unloaded(peer, peer.card)
                 unload(self._core, peer)
         for peer in self._peers.values():
             if (peer.reload or peer.lost) and not self._core.mover.flies_to(peer.card.agent_name):

@@ -1,0 +1,109 @@
+"""What outlives its owner: prepared lists of a peer that left and came back, requests of a room that failed while it
+was being opened, identities that are used twice, grants that nobody asked for."""
+
+from __future__ import annotations
+
+import pytest
+from kv_world import TOKENS, Rank, World, ask, give, until
+
+from pdtransfer.contract.base import MemoryKind
+from pdtransfer.errors import LayoutMismatch, TransferError
+from pdtransfer.session.api import TransferState
+from pdtransfer.session.frames import SlotGrant
+
+SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
+SMALL = {"staging_slot_bytes": 1024, "staging_bytes": 8192}
+
+
+def held_of_peers(rank: Rank) -> tuple[int, int, int]:
+    """Prepared lists and plans kept by peer on the source's side, plans on decode's."""
+    endpoint = rank.endpoint
+    links = endpoint._source.feeding.links
+    return len(links._held), len(links._pairs._known), len(endpoint._destination.pairs._known)
+
+
+@pytest.mark.parametrize("strategy", ["sliced", "staged"])
+def test_a_decode_rank_that_left_the_roster_and_came_back_is_served_at_once(world: World, strategy: str):
+    (prefill,), decode = world.pair(1, 2, strategy=strategy, **SMALL)
+    cards = [r.endpoint.card for r in decode]
+    receivers = [ask(r, 1, [1, 2]) for r in decode]
+    give(prefill, 1, [3, 4])
+    assert all(r.wait(5) is SUCCESS for r in receivers)
+    prefill.endpoint.apply_peers([])
+    assert until(lambda: not prefill.agent.peers)  # they were let go
+    assert held_of_peers(prefill) == (0, 0, 0)
+    prefill.endpoint.apply_peers(cards)
+    assert prefill.endpoint.wait_wired(5)
+    for rank in decode:
+        assert rank.endpoint.wait_wired(5)
+    again = [ask(r, 2, [5, 6]) for r in decode]
+    give(prefill, 2, [7, 8])
+    assert [r.wait(5) for r in again] == [SUCCESS, SUCCESS], [r.error for r in again]
+    assert all(r.pool.holds(2, [5, 6]) for r in decode)
+
+
+def test_a_prefill_rank_that_was_let_go_leaves_no_plan_at_decode(world: World):
+    (prefill,), (decode,) = world.pair()
+    receiver = ask(decode, 1, [1])
+    give(prefill, 1, [3])
+    assert receiver.wait(5) is SUCCESS
+    assert held_of_peers(decode)[2] == 1
+    decode.endpoint.apply_peers([])
+    assert until(lambda: held_of_peers(decode) == (0, 0, 0))
+
+
+def test_a_room_that_fails_as_it_opens_ends_every_request_that_waited_for_it(world: World):
+    (prefill,), decode = world.pair(1, 2, strategy="sliced")
+    receivers = [ask(r, 1, [1, 2]) for r in decode]
+    rooms = prefill.endpoint._source._rooms
+    assert until(lambda: len(rooms.pending.get(1, {})) == 2)
+    broken = next(iter(rooms.pending[1].values()))
+
+    def fail() -> None:
+        raise LayoutMismatch("lists can not be made")
+
+    broken.feeder.begin = lambda *_: fail()  # of the first of the two, as a peer's lists that are gone would
+    sender = prefill.endpoint.send(room=1, tokens=2 * TOKENS - 1)
+    assert sender.wait(2) is FAILED
+    assert [r.wait(1) for r in receivers] == [FAILED, FAILED]  # not only at its deadline
+    assert until(lambda: all(r.pages_releasable for r in receivers))
+    assert until(lambda: not prefill.endpoint._core.mover.peers)  # no job is left
+
+
+def test_an_identity_can_not_be_used_again_while_its_slots_are_in_quarantine(world: World):
+    prefill, (decode,) = world.pair(2, 1, strategy="staged", quarantine_cap=1 << 30, **SMALL)
+    for rank in prefill:
+        rank.agent.faults.stall_all = True
+    first = ask(decode, 1, [1, 2])
+    for rank in prefill:
+        give(rank, 1, [3, 4])
+    assert until(lambda: all(r.agent.faults.seen for r in prefill))
+    first.abort("retracted")
+    assert first.wait(2) is FAILED and first.pages_releasable
+    assert decode.endpoint._destination.intake.book.counts()["quarantined"] > 0
+    with pytest.raises(LayoutMismatch, match="already receiving"):
+        ask(decode, 1, [5, 6])
+    for rank in prefill:
+        rank.agent.faults.stall_all = False
+        world.hub.unstall(rank.agent.name)
+    assert until(lambda: decode.endpoint._destination.intake.book.counts()["free"] == 8)
+    assert until(lambda: decode.endpoint.inflight == 0)
+
+
+def test_slots_that_nobody_asked_for_end_the_request_that_they_name(world: World):
+    prefill, (decode,) = world.pair(2, 1, strategy="staged", **SMALL)
+    receiver = ask(decode, 1, [1, 2])
+    source = prefill[0].endpoint._source
+    assert until(lambda: source._rooms.pending.get(1))
+    leg = next(iter(source._rooms.pending[1].values()))
+
+    def flood() -> None:
+        for ticket in range(10_000):
+            grant = SlotGrant(**leg.request.ids, arena=MemoryKind.DRAM, slot=0, ticket=1000 + ticket)
+            source.on_grant(leg.peer, grant)
+
+    prefill[0].endpoint._core.call(flood)
+    assert receiver.wait(3) is FAILED
+    assert isinstance(receiver.error, TransferError) and "slot" in str(receiver.error)
+    held = leg.stage.grants.values() if leg.stage is not None else ()
+    assert sum(len(grants) for grants in held) <= 64
