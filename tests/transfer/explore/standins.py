@@ -14,6 +14,7 @@ from pdtransfer.contract import card as card_module
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.layout import RankLayout
+from pdtransfer.mover import executor as executor_module
 from pdtransfer.peers import refusal
 from pdtransfer.plan import PairPlan, pair_plan
 from pdtransfer.session import core as core_module
@@ -138,6 +139,7 @@ def changes(world: World) -> list[tuple[Any, str, Any]]:
         (wiring_module, "refusal", _refusal),
         (card_module, "pair_fingerprint", _pair_fingerprint),
         (card_module, "layout_fingerprint", _layout_fingerprint),
+        (executor_module, "post", world.post),
         (endpoint_module, "Core", core),
         (endpoint_module, "usable_hcas", tuple),
         (endpoint_module, "uuid", numbered_uuids()),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pdtransfer.agent.fake import FakeHandle, FakeHub
 from pdtransfer.contract.base import Role
@@ -13,6 +14,7 @@ from pdtransfer.contract.card import RankProcess
 from pdtransfer.contract.pairing import peers_of
 from pdtransfer.errors import TransferError
 from pdtransfer.mover.executor import Job, Mover
+from pdtransfer.mover.posting import post
 from pdtransfer.peers import PeerKey
 from pdtransfer.session.api import Identity, TransferState
 from pdtransfer.session.frames import AbortAck, Done, Failed
@@ -51,7 +53,7 @@ class World:
         """A message was lost since the connections were last made."""
         self.after: list[str] = []
         """What happened since faults stopped."""
-        self._jobs: dict[Job, LegId] = {}
+        self._legs: dict[FakeHandle, LegId] = {}
         self._meet: dict[tuple[Where, Where], bool] = {}
         self._seen: dict[Rank, int] = {}
         self._context = replaced(*changes(self))
@@ -232,7 +234,7 @@ class World:
                     self._take_up(rank, handle)
 
     def _take_up(self, rank: Rank, handle: FakeHandle) -> None:
-        leg = self._leg(rank, handle)
+        leg = self._legs[handle]
         target = next((d for d in self.decodes if f"{handle.peer}.".startswith(f"{d.agent.name}.")), None)
         pages: tuple[int, ...] = ()
         slots: tuple[int, ...] = ()
@@ -246,15 +248,15 @@ class World:
         if leg in self.settled:
             raise Violation(f"handle {len(self.flights) - 1} was posted after its attempt was acknowledged")
 
-    def _leg(self, rank: Rank, handle: FakeHandle) -> LegId:
+    def post(self, agent: Any, job: Job, item: Any) -> Any:
+        """The mover's own; it also remembers whose handle it was."""
+        made = post(agent, job, item)
+        rank = next(r for r in self.prefills if r.agent is agent)
         rooms = rank.endpoint._source._rooms
-        legs = [*rooms.draining, *rooms.waiting(), *(leg for room in rooms.open.values() for leg in room.legs.values())]
-        self._jobs.update(
-            {leg.job: (leg.request.identity, rank.where[0], leg.peer.key) for leg in legs if leg.job is not None}
-        )
-        window = rank.core.mover._window
-        job = next(f.job for f in (*window.fresh, *window.late) if f.handle is handle)
-        return self._jobs[job]
+        legs = [*rooms.draining, *(leg for room in rooms.open.values() for leg in room.legs.values())]
+        leg = next(leg for leg in legs if leg.job is job)
+        self._legs[made[0]] = (leg.request.identity, rank.where[0], leg.peer.key)
+        return made
 
     def may_land(self, flight: Flight) -> bool:
         """A byte of it may still be written."""
