@@ -123,6 +123,18 @@ def test_every_record_in_the_package_is_declared_with_its_kind_and_labels() -> N
     assert not never, f"declared and never recorded: {sorted(never)}"
 
 
+def test_every_kind_of_deadline_is_counted_somewhere() -> None:
+    counted = {
+        word.value
+        for _, call in records()
+        if call.args[0].value == "deadlines_total"  # type: ignore[attr-defined]
+        for keyword in call.keywords
+        for word in ast.walk(keyword.value)
+        if isinstance(word, ast.Constant)
+    }
+    assert counted == set(FAMILIES["deadlines_total"].labels["state"])
+
+
 def test_docs_list_every_metric() -> None:
     shown = (ROOT / "docs" / "metrics.md").read_text()
     assert shown == markdown(), "run: python -m pdtransfer.sidecar.metrics > docs/metrics.md"
