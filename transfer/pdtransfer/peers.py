@@ -175,6 +175,8 @@ class Peer:
     """The agent on its card could not be loaded: it may be gone, and the peer have another one."""
     reload: bool = False
     """The agent lost its connection to it: remove, add and connect again once nothing flies."""
+    broken: bool = False
+    """And surely so: until it is loaded anew, nothing that is posted to it arrives."""
     probing: bool = False
     probed_at: float = 0.0
     rates: Rates | None = None

@@ -22,6 +22,8 @@ Descriptors = npt.NDArray[np.uint64]
 stride, count (`lists`)."""
 Indices = npt.NDArray[np.int32]
 Operation = Literal["WRITE", "READ"]
+DISCONNECT = "nixlRemoteDisconnectError"
+"""Kind of failure after which nothing arrives before the peer is removed and added."""
 
 
 class HandleState(StrEnum):

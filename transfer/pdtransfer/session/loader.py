@@ -56,7 +56,7 @@ def load(core: Core, peer: Peer) -> Refusal | None:
     """The same for a peer."""
     why = load_card(core.agent, peer.card)
     if why is None:
-        peer.loaded = True
+        peer.loaded, peer.broken = True, False
         peer.loads += 1
     return why
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import base64
 import time
 
-from pdtransfer.agent.port import AgentFailure
+from pdtransfer.agent.port import DISCONNECT, AgentFailure
 from pdtransfer.contract.card import RankCard
-from pdtransfer.errors import Aborted, DeadlineExceeded, LayoutMismatch, PeerReplaced, TransferError
+from pdtransfer.errors import Aborted, DeadlineExceeded, LayoutMismatch, PeerReplaced, PeerUnreachable, TransferError
 from pdtransfer.mover.executor import Job
 from pdtransfer.peers import Peer
 from pdtransfer.session.api import TransferState
@@ -160,6 +160,9 @@ class SourceSide:
 
     def _attach(self, room: Room, leg: Leg) -> None:
         room.legs[leg.peer.key] = leg
+        if leg.peer.broken:
+            self._fail_leg(leg, PeerUnreachable("its data connection is being made anew", peer=leg.peer.label))
+            return
         if leg.request.tokens != room.sender.tokens:
             error = LayoutMismatch(
                 f"decode asks for {leg.request.tokens} tokens, prefill has {room.sender.tokens}",
@@ -204,7 +207,7 @@ class SourceSide:
             if job.lost:
                 self.askers.lost_agents.add(leg.card.agent_name)
             if isinstance(job.error, AgentFailure) and leg.card.agent_name == leg.peer.card.agent_name:
-                self._wiring.reload(leg.peer)
+                self._broken(leg.peer, job.error)
             if not job.settled:
                 self._core.count("deadlines_total", state="settle")
                 self._rooms.draining.add(leg)
@@ -215,6 +218,14 @@ class SourceSide:
         elif job.settled or leg.fenced:
             self._job_drained(leg)
         self._conclude(room)
+
+    def _broken(self, peer: Peer, error: AgentFailure) -> None:
+        """NIXL failed a transfer to it. A connection that is lost is made anew once no job is left, so the
+        others end too, and none begins: under load there is always one that waits for its chunks."""
+        self._wiring.reload(peer)
+        if error.kind == DISCONNECT and not peer.broken:
+            peer.broken = True
+            self.on_peer_gone(peer, PeerUnreachable("NIXL lost its connection to it", peer=peer.label))
 
     def _job_drained(self, leg: Leg) -> None:
         self._rooms.draining.discard(leg)
