@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 from collections.abc import Generator
 
 import pytest
+
+
+@functools.cache
+def gpu_here() -> bool:
+    """The driver finds a GPU and torch can use it."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return False
+    import torch  # slow, and only now known to be worth it
+
+    return torch.cuda.is_available()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The marker `gpu`."""
+    if item.get_closest_marker("gpu") is not None and not gpu_here():
+        pytest.skip("no GPU on this machine")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,12 +10,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from kv_world import World
 from nixl_ranks import Ranks
+from places import HOST, PLACES, STAND_IN, Place, stand_in
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Where the pools of `world` lie: a test that takes it runs on each of them."""
+    where: Place = request.param
+    if where is STAND_IN:
+        stand_in(monkeypatch)
+    return where
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    """Endpoints over the fake agent; closed at the end."""
-    made = World()
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Endpoints over the fake agent, in the test's place if it has one; closed at the end."""
+    made = World(request.getfixturevalue("place") if "place" in request.fixturenames else HOST)
     yield made
     made.close()
 

@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from places import HOST, Place, address_of
 
 from pdtransfer.agent.fake import FakeAgent, FakeHub
+from pdtransfer.agent.nixl import NixlAgent
+from pdtransfer.agent.port import AgentPort
 from pdtransfer.contract.base import EngineType, Role
 from pdtransfer.contract.card import EngineFacts, RankCard
 from pdtransfer.contract.fingerprint import ModelIdentity
@@ -46,7 +49,7 @@ def golden(room: int, page: int, layer: int, kind: str) -> np.ndarray:
 
 @dataclass
 class Pool:
-    """One rank's pool as numpy arrays, (pages, tokens, heads of the rank, dim)."""
+    """One rank's pool as arrays, (pages, tokens, heads of the rank, dim)."""
 
     tp: int
     tp_size: int
@@ -54,13 +57,14 @@ class Pool:
     layers: tuple[int, ...] = tuple(range(LAYERS))
     stage: tuple[int, int] = (0, 1)
     pages: int = PAGES
+    place: Place = HOST
     arrays: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for layer in self.layers:
             for kind, dim in DIMS.items():
                 shape = (self.pages, TOKENS, self.heads, dim)
-                self.arrays[layer, kind] = np.zeros(shape, dtype=np.uint16)
+                self.arrays[layer, kind] = self.place.array(shape, np.uint16, self.kind_of(layer))
 
     @property
     def heads(self) -> int:
@@ -69,7 +73,7 @@ class Pool:
     @property
     def regions(self) -> list[PoolRegion]:
         return [
-            PoolRegion(layer, kind, int(a.ctypes.data), a[0].nbytes, self.pages, self.kind_of(layer))
+            PoolRegion(layer, kind, address_of(a), a[0].nbytes, self.pages, self.kind_of(layer))
             for (layer, kind), a in self.arrays.items()
         ]
 
@@ -136,9 +140,10 @@ class Rank:
 
 
 class World:
-    """Ranks of one process over one hub; closes what it made."""
+    """Ranks of one process over one hub (over real NIXL where their pools are a GPU's); closes what it made."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place = HOST) -> None:
+        self.place = place
         self.hub = FakeHub()
         self.ranks: list[Rank] = []
 
@@ -151,7 +156,7 @@ class World:
         incarnation: str = "",
         timeouts: Timeouts = QUICK,
         card: Callable[[RankCard], RankCard] = lambda c: c,
-        memory: str = "DRAM",
+        memory: str = "",
         tls_dir: str | None = None,
         server_name: str | None = None,
         layers: tuple[int, ...] = tuple(range(LAYERS)),
@@ -159,19 +164,23 @@ class World:
         pages: int = PAGES,
         **config_of: object,
     ) -> Rank:
-        """`config_of`: further fields of EndpointConfig."""
-        pool = Pool(tp, tp_size, memory, layers, stage, pages)
+        """`memory`: DRAM, VRAM, mixed, or as the place has it. `config_of`: further fields of EndpointConfig."""
+        memory = memory or self.place.memory
+        pool = Pool(tp, tp_size, memory, layers, stage, pages, self.place)
         config_of = {"staging_bytes": 1 << 20, "staging_slot_bytes": 1 << 16, **config_of}
         config = EndpointConfig(listen_host="127.0.0.1", timeouts=timeouts, tls_dir=tls_dir, **config_of)  # type: ignore[arg-type]
         if server_name is not None:
             config = replace(config, server_name=server_name)
         made: list[FakeAgent] = []
 
-        def agent(name: str, _: EndpointConfig) -> FakeAgent:
+        def agent(name: str, _: EndpointConfig) -> AgentPort:
+            if self.place.gpu:
+                return NixlAgent(name, net_devices="lo")
             made.append(self.hub.agent(name))
             return made[-1]
 
-        filled = card(template(role, pool, incarnation or f"{role.value}-1"))
+        emulated = self.place.emulated and memory != "DRAM"
+        filled = card(template(role, pool, incarnation or f"{role.value}-1", emulated=emulated))
         rank = Rank(RankEndpoint(filled, pool.regions, config, agent), pool, made)
         self.ranks.append(rank)
         return rank

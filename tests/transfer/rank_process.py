@@ -2,6 +2,7 @@
 
 python rank_process.py ROLE TP TP_SIZE INCARNATION MEMORY TLS_DIR PAGES
 
+MEMORY is DRAM, VRAM or mixed (VRAM emulated on host memory), gpu:VRAM or gpu:mixed.
 RANK_HOST, RANK_PORT, RANK_DEVICES and RANK_POD name another address, a fixed port, other network devices than
 loopback, and another pod. RANK_OPTIONS is JSON: `timeouts` and `config` (fields of Timeouts and EndpointConfig),
 `bootstrap`.
@@ -17,6 +18,7 @@ import sys
 import time
 
 from kv_world import BOOTSTRAP, READY, TOKENS, Pool, template
+from places import place_of
 
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.card import RankCard
@@ -27,7 +29,8 @@ from pdtransfer.session.endpoint import RankEndpoint
 def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     role, tp, tp_size, incarnation, memory, tls, many = sys.argv[1:8]
-    pool = Pool(int(tp), int(tp_size), memory, pages=int(many))
+    place, memory = place_of(memory)
+    pool = Pool(int(tp), int(tp_size), memory, pages=int(many), place=place)
     host = os.environ.get("RANK_HOST", "127.0.0.1")
     options = json.loads(os.environ.get("RANK_OPTIONS", "{}"))
     times = {"waiting": 5, "transfer": 2, "settle": 0.5, "connect": 3, "probe": 10, **options.get("timeouts", {})}
@@ -40,7 +43,7 @@ def main() -> None:
         timeouts=Timeouts(**times),
         **options.get("config", {}),
     )
-    card = template(Role(role), pool, incarnation, pod=os.environ.get("RANK_POD", ""), emulated=memory != "DRAM")
+    card = template(Role(role), pool, incarnation, pod=os.environ.get("RANK_POD", ""), emulated=place.emulated)
     if card.bootstrap and "bootstrap" in options:
         card = card.model_copy(update={"bootstrap": options["bootstrap"]})
     endpoint = RankEndpoint(card, pool.regions, config)

@@ -11,6 +11,14 @@ from kv_world import PAGES
 pytestmark = pytest.mark.nixl
 
 MEMORY = ("DRAM", "DRAM")
+DEVICE, MIXED = "gpu:VRAM", "gpu:mixed"
+KINDS = [(DEVICE, DEVICE), (DEVICE, "DRAM"), ("DRAM", DEVICE), (MIXED, MIXED)]
+WAYS = [("direct", 1, 1), ("sliced", 2, 1), ("sliced", 1, 2), ("staged", 2, 1), ("staged", 1, 2)]
+ON_GPU = [
+    pytest.param(*way, "", kinds, marks=pytest.mark.gpu)
+    for way in (*WAYS, ("merge", 2, 1), ("split", 1, 2))
+    for kinds in KINDS
+]
 LONG = {"waiting": 20, "transfer": 20, "settle": 2, "connect": 10, "probe": 20}
 
 
@@ -26,10 +34,13 @@ LONG = {"waiting": 20, "transfer": 20, "settle": 2, "connect": 10, "probe": 20}
         ("split", 1, 2, "tcp", MEMORY),
         ("sliced", 2, 1, "tcp", MEMORY),
         ("sliced", 1, 2, "", MEMORY),
+        ("direct", 1, 1, "", MEMORY),
+        *ON_GPU,
     ],
 )
 def test_a_strategy_moves_every_byte_between_processes(ranks, strategy, p, d, ucx_tls, memory):
-    config = {"strategy": strategy, "staging_slot_bytes": 2048, "staging_bytes": 16384, "digest": True}
+    forced = "auto" if strategy == "direct" else strategy  # equal slices have nothing to choose
+    config = {"strategy": forced, "staging_slot_bytes": 2048, "staging_bytes": 16384, "digest": True}
     options = {"config": config, "timeouts": LONG}
     prefill, decode = ranks.start(p, d, memory=memory, ucx_tls=ucx_tls, options=options)
     rng = random.Random(p * 10 + d)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from kv_world import TOKENS, ask, give
+from places import DEVICES, EMULATED
 
 from pdtransfer.contract.base import Role
 from pdtransfer.session.api import TransferState
@@ -16,7 +17,7 @@ SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
 
 @pytest.mark.parametrize(("p", "d"), [(1, 1), (2, 2), (2, 1), (1, 2), (4, 1), (1, 4)])
 @pytest.mark.parametrize("early", ["request", "chunks"])
-def test_every_byte_arrives_and_nothing_else_changes(world, p, d, early):
+def test_every_byte_arrives_and_nothing_else_changes(world, place, p, d, early):
     prefill, decode = world.pair(p, d)
     src, dst = [5, 1, 9], [30, 7, 2]
     if early == "request":
@@ -34,26 +35,21 @@ def test_every_byte_arrives_and_nothing_else_changes(world, p, d, early):
     assert sum(r.endpoint.inflight for r in (*prefill, *decode)) == 0
 
 
-@pytest.mark.parametrize(("p", "d"), [(2, 1), (1, 2)])
-@pytest.mark.parametrize("kinds", [("mixed", "mixed"), ("mixed", "DRAM"), ("VRAM", "mixed")])
-def test_device_and_host_regions_in_one_request_arrive_whole_and_emulation_shows(world, p, d, kinds):
-    def emulated(card):
-        return card.model_copy(update={"layout": card.layout.model_copy(update={"emulated_vram": True})})
-
-    def plain(card):
-        return card
-
-    prefill = [world.rank(Role.PREFILL, t, p, memory=kinds[0], card=emulated) for t in range(p)]
-    label = plain if kinds[1] == "DRAM" else emulated
-    decode = [world.rank(Role.DECODE, t, d, memory=kinds[1], card=label) for t in range(d)]
+@pytest.mark.parametrize("place", DEVICES, indirect=True)
+@pytest.mark.parametrize(("p", "d"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("kinds", [("mixed", "mixed"), ("mixed", "DRAM"), ("VRAM", "mixed"), ("DRAM", "VRAM")])
+def test_device_and_host_regions_in_one_request_arrive_whole_and_emulation_shows(world, place, p, d, kinds):
+    prefill = [world.rank(Role.PREFILL, t, p, memory=kinds[0]) for t in range(p)]
+    decode = [world.rank(Role.DECODE, t, d, memory=kinds[1]) for t in range(d)]
     world.wire(prefill, decode)
-    for rank in prefill:
-        expected = {"mixed": {"VRAM", "DRAM"}, "VRAM": {"VRAM"}}[kinds[0]]
-        assert {r.memory for r in rank.endpoint.card.layout.regions} == expected
-        assert rank.endpoint.card.layout.emulated_vram
+    for side, kind in zip((prefill, decode), kinds, strict=True):
+        for rank in side:
+            layout = rank.endpoint.card.layout
+            assert {r.memory for r in layout.regions} == {"mixed": {"VRAM", "DRAM"}}.get(kind, {kind})
+            assert layout.emulated_vram == (place.emulated and kind != "DRAM")
     for rank in (*prefill, *decode):
         for verdict in rank.endpoint.verdicts:
-            assert verdict.emulated_vram and "emulated" in verdict.evidence
+            assert verdict.emulated_vram == ("emulated" in verdict.evidence) == place.emulated
     receivers = [ask(r, 7, [30, 7, 2]) for r in decode]
     for rank in prefill:
         give(rank, 7, [5, 1, 9])
@@ -115,11 +111,13 @@ def test_a_chunk_is_not_sent_before_its_ready_event(world):
     assert decode.pool.holds(1, [4])
 
 
-def test_emulated_vram_moves_and_is_labelled(world):
-    emulate = {"card": lambda c: c.model_copy(update={"layout": c.layout.model_copy(update={"emulated_vram": True})})}
-    (prefill,), (decode,) = world.pair(memory="VRAM", **emulate)
+@pytest.mark.parametrize("place", [EMULATED], indirect=True, ids=["emulated"])
+def test_emulated_vram_moves_and_is_labelled(world, place):
+    (prefill,), (decode,) = world.pair()
     receiver = ask(decode, 1, [4, 5])
     give(prefill, 1, [1, 2])
     assert receiver.wait(5) is SUCCESS and decode.pool.holds(1, [4, 5])
-    (verdict,) = decode.endpoint.verdicts
-    assert verdict.emulated_vram and "emulated" in verdict.evidence
+    for rank in (prefill, decode):
+        assert rank.endpoint.card.layout.emulated_vram
+        (verdict,) = rank.endpoint.verdicts
+        assert verdict.emulated_vram and "emulated" in verdict.evidence

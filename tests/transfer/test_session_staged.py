@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kv_world import PAGES, TOKENS, Rank, World, ask, give, until
+from places import DEVICES, Place
 
 from pdtransfer.contract.base import Role
 from pdtransfer.errors import LayoutMismatch
@@ -15,9 +16,13 @@ SMALL = {"staging_slot_bytes": 1024, "staging_bytes": 8192}
 """Slots of 2 to 4 pages' slices of one region: a request of 12 pages and 4 regions needs many."""
 
 
-def possible(strategy: str, p: int, d: int) -> bool:
-    """merge: the source's slice is its whole page (decode holds more heads); split: the other way round."""
-    return {"merge": p > d, "split": p < d}.get(strategy, True)
+WAYS = [
+    (strategy, p, d)
+    for strategy in STRATEGIES
+    for p, d in ((2, 1), (1, 2), (4, 1), (1, 4), (4, 2), (2, 4))
+    if {"merge": p > d, "split": p < d}.get(strategy, True)
+]
+"""merge: the source's slice is its whole page (decode holds more heads); split: the other way round."""
 
 
 def shuttle(prefill: list[Rank], decode: list[Rank], room: int, src: list[int], dst: list[int]) -> None:
@@ -33,47 +38,51 @@ def free_slots(rank: Rank) -> dict[str, int]:
     return rank.endpoint._destination.intake.book.counts()
 
 
-@pytest.mark.parametrize(("p", "d"), [(2, 1), (1, 2), (4, 1), (1, 4), (4, 2), (2, 4)])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_brings_every_byte_and_touches_nothing_else(world: World, strategy: str, p: int, d: int):
-    if not possible(strategy, p, d):
-        prefill, decode = world.pair(p, d, strategy=strategy, **SMALL)
-        with pytest.raises(LayoutMismatch, match=f"strategy {strategy}"):
-            ask(decode[0], 1, [1])
-        return
+@pytest.mark.parametrize(("strategy", "p", "d"), [("merge", 1, 2), ("split", 2, 1)])
+def test_a_strategy_that_the_slices_do_not_allow_is_refused_by_name(world: World, strategy: str, p: int, d: int):
+    _, decode = world.pair(p, d, strategy=strategy, **SMALL)
+    with pytest.raises(LayoutMismatch, match=f"strategy {strategy}"):
+        ask(decode[0], 1, [1])
+
+
+@pytest.mark.parametrize(("strategy", "p", "d"), WAYS)
+def test_every_strategy_brings_every_byte_and_touches_nothing_else(
+    world: World, place: Place, strategy: str, p: int, d: int
+):
     prefill, decode = world.pair(p, d, strategy=strategy, **SMALL)
     src, dst = [5, 1, 9, 2, 30, 7, 11, 12, 13, 20, 3, 19], [30, 7, 2, 3, 4, 31, 0, 8, 9, 10, 25, 26]
     shuttle(prefill, decode, 7, src, dst)
     shuttle(prefill, decode, 8, dst[:5], src[6:11])
     for rank in decode:
         assert rank.pool.untouched([*dst, *src[6:11]])
-        counts = free_slots(rank)
-        assert until(lambda counts=counts, rank=rank: free_slots(rank)["granted"] == 0), counts
-        assert (
-            rank.endpoint.counters["copied_bytes{operation=scatter}"] > 0 if strategy in ("staged", "merge") else True
-        )
+        assert until(lambda rank=rank: free_slots(rank)["granted"] == 0), free_slots(rank)
+        scattered = rank.endpoint.counters.get("copied_bytes{operation=scatter}", 0)
+        assert (scattered > 0) == (strategy in ("staged", "merge"))
     for rank in prefill:
         packs = rank.endpoint.counters.get("copied_bytes{operation=pack}", 0)
         assert (packs > 0) == (strategy in ("staged", "split"))
         assert until(lambda rank=rank: all(s.slots.free == 8 for s in rank.endpoint._depot._stores.values()))
+        assert set(rank.endpoint._depot._stores) == {place.memory}
 
 
-@pytest.mark.parametrize(("p", "d"), [(2, 1), (1, 2)])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("kinds", [("mixed", "mixed"), ("mixed", "DRAM"), ("VRAM", "mixed")])
-def test_device_and_host_regions_go_through_slots_together(world: World, strategy: str, p: int, d: int, kinds):
-    if not possible(strategy, p, d):
-        return
-
-    def emulated(card):
-        return card.model_copy(update={"layout": card.layout.model_copy(update={"emulated_vram": True})})
-
-    options = {"strategy": strategy, **SMALL}
-    prefill = [world.rank(Role.PREFILL, t, p, memory=kinds[0], card=emulated, **options) for t in range(p)]
-    decode = [world.rank(Role.DECODE, t, d, memory=kinds[1], card=emulated, **options) for t in range(d)]
+@pytest.mark.parametrize("place", DEVICES, indirect=True)
+@pytest.mark.parametrize(("strategy", "p", "d"), [w for w in WAYS if max(w[1:]) == 2])
+@pytest.mark.parametrize("kinds", [("mixed", "mixed"), ("mixed", "DRAM"), ("VRAM", "mixed"), ("DRAM", "VRAM")])
+def test_device_and_host_regions_go_through_slots_together(
+    world: World, place: Place, strategy: str, p: int, d: int, kinds: tuple[str, str]
+):
+    """Also with a digest of what is in the pages, and with slots for a sixth of the request only."""
+    options = {"strategy": strategy, "digest": True, **SMALL}
+    prefill = [world.rank(Role.PREFILL, t, p, memory=kinds[0], **options) for t in range(p)]
+    decode = [world.rank(Role.DECODE, t, d, memory=kinds[1], **options) for t in range(d)]
     world.wire(prefill, decode)
-    shuttle(prefill, decode, 3, [5, 1, 9, 2, 8], [30, 7, 2, 1, 0])
-    assert all(r.pool.untouched([30, 7, 2, 1, 0]) for r in decode)
+    real = {"mixed": {"VRAM", "DRAM"}}
+    for rank, kind in ((prefill[0], kinds[0]), (decode[0], kinds[1])):
+        arenas = {a.memory for a in rank.endpoint.card.staging}
+        assert arenas == ({"DRAM"} if place.emulated else real.get(kind, {kind}))
+    src, dst = [5, 1, 9, 2, 8, 13, 14, 15, 16, 17, 18, 19], [30, 7, 2, 1, 0, 19, 18, 17, 16, 15, 14, 13]
+    shuttle(prefill, decode, 3, src, dst)
+    assert all(r.pool.untouched(dst) for r in decode)
 
 
 def test_without_arenas_unequal_slices_are_written_in_place(world: World):

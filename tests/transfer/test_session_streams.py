@@ -8,8 +8,10 @@ import random
 import numpy as np
 import pytest
 from kv_world import BOOTSTRAP, LAYERS, READY, TOKENS, Pool, World, ask, give, template, until
+from places import DEVICES, address_of
 
-from pdtransfer.agent.fake import FakeAgent
+from pdtransfer.agent.nixl import NixlAgent
+from pdtransfer.agent.port import AgentPort
 from pdtransfer.contract.base import MemoryKind, Role
 from pdtransfer.errors import BadInput, ChecksumMismatch, LayoutMismatch
 from pdtransfer.session.api import EndpointConfig, PoolRegion, TransferState
@@ -22,7 +24,7 @@ SRC, DST = [5, 1, 9, 2, 8], [30, 7, 2, 3, 4]
 
 
 @pytest.mark.parametrize(("strategy", "p", "d"), WAYS)
-def test_layers_stream_one_by_one_and_chunks_overlap_in_any_order(world, strategy, p, d):
+def test_layers_stream_one_by_one_and_chunks_overlap_in_any_order(world, place, strategy, p, d):
     prefill, decode = world.pair(p, d, strategy=strategy, **SMALL)
     receivers = [ask(r, 1, DST) for r in decode]
     rng = random.Random(p * 10 + d)
@@ -60,21 +62,19 @@ def test_layers_that_leave_some_out_are_refused_where_they_are_given(world):
 class Custom:
     """One rank over regions of its own: (layer, kind, memory, pool) to (items, bytes an item)."""
 
-    def __init__(self, world: World, role: Role, tp: int, tp_size: int, shape: dict, emulated: bool, **config) -> None:
-        self.arrays = {key: np.zeros((items, size), dtype=np.uint8) for key, (items, size) in shape.items()}
+    def __init__(self, world: World, role: Role, tp: int, tp_size: int, shape: dict, **config) -> None:
+        place = world.place
+        self.arrays = {key: place.array(of, np.uint8, key[2]) for key, of in shape.items()}
         regions = [
-            PoolRegion(layer, kind, int(a.ctypes.data), a[0].nbytes, len(a), memory, pool=pool)
+            PoolRegion(layer, kind, address_of(a), a[0].nbytes, len(a), memory, pool=pool)
             for (layer, kind, memory, pool), a in self.arrays.items()
         ]
-        made: list[FakeAgent] = []
 
-        def agent(name: str, _: EndpointConfig) -> FakeAgent:
-            made.append(world.hub.agent(name))
-            return made[0]
+        def agent(name: str, _: EndpointConfig) -> AgentPort:
+            return NixlAgent(name, net_devices="lo") if place.gpu else world.hub.agent(name)
 
-        card = template(role, Pool(tp, tp_size), f"{role.value}-1", emulated=emulated)
+        card = template(role, Pool(tp, tp_size), f"{role.value}-1", emulated=place.emulated)
         self.endpoint = RankEndpoint(card, regions, EndpointConfig(listen_host="127.0.0.1", **config), agent)
-        self.agent = made[0]
         world.ranks.append(self)  # type: ignore[arg-type]
 
 
@@ -106,8 +106,8 @@ def test_window_pages_and_state_of_other_page_spaces_travel_beside_the_kv(world,
         # A state slot is refused by name where TP differs: it is not sliced.
         return {**kv, **window, **({(2, "STATE", "DRAM", "slots"): (4, 100)} if p == d else {})}
 
-    prefill = [Custom(world, Role.PREFILL, t, p, shape(p), False, strategy=strategy, **SMALL) for t in range(p)]
-    decode = [Custom(world, Role.DECODE, t, d, shape(d), False, strategy=strategy, **SMALL) for t in range(d)]
+    prefill = [Custom(world, Role.PREFILL, t, p, shape(p), strategy=strategy, **SMALL) for t in range(p)]
+    decode = [Custom(world, Role.DECODE, t, d, shape(d), strategy=strategy, **SMALL) for t in range(d)]
     world.wire(prefill, decode)  # type: ignore[arg-type]
     kv = ([3, 9, 1], [2, 15, 7])
     window, state = ([6, 2], [1, 5]), ([3], [0])
@@ -146,8 +146,8 @@ def test_window_pages_and_state_of_other_page_spaces_travel_beside_the_kv(world,
 def test_a_missing_page_list_of_another_page_space_is_named(world):
     shape = {(0, kind, "DRAM", ""): (8, page_bytes(kind, 1)) for kind in "KV"}
     shape[1, "STATE", "DRAM", "slots"] = (4, 100)
-    prefill = Custom(world, Role.PREFILL, 0, 1, shape, False)
-    decode = Custom(world, Role.DECODE, 0, 1, shape, False)
+    prefill = Custom(world, Role.PREFILL, 0, 1, shape)
+    decode = Custom(world, Role.DECODE, 0, 1, shape)
     world.wire([prefill], [decode])  # type: ignore[list-item]
     with pytest.raises(LayoutMismatch, match="slots"):
         decode.endpoint.receive(room=1, attempt=0, bootstrap=BOOTSTRAP, pages=[1], tokens=TOKENS)
@@ -163,14 +163,13 @@ def test_a_missing_page_list_of_another_page_space_is_named(world):
 
 @pytest.mark.parametrize(("strategy", "p", "d"), WAYS)
 @pytest.mark.parametrize("into", [MemoryKind.VRAM, MemoryKind.DRAM])
-def test_a_layer_in_both_memory_kinds_comes_from_and_goes_where_the_calls_say(world, strategy, p, d, into):
-    """Device memory is emulated on the host here, and labelled so."""
-
+@pytest.mark.parametrize("place", DEVICES, indirect=True)
+def test_a_layer_in_both_memory_kinds_comes_from_and_goes_where_the_calls_say(world, place, strategy, p, d, into):
     def shape(size: int) -> dict:
         return {(0, k, memory, ""): (16, page_bytes(k, size)) for memory in ("VRAM", "DRAM") for k in "KV"}
 
-    prefill = [Custom(world, Role.PREFILL, t, p, shape(p), True, strategy=strategy, **SMALL) for t in range(p)]
-    decode = [Custom(world, Role.DECODE, t, d, shape(d), True, strategy=strategy, **SMALL) for t in range(d)]
+    prefill = [Custom(world, Role.PREFILL, t, p, shape(p), strategy=strategy, **SMALL) for t in range(p)]
+    decode = [Custom(world, Role.DECODE, t, d, shape(d), strategy=strategy, **SMALL) for t in range(d)]
     world.wire(prefill, decode)  # type: ignore[arg-type]
     with pytest.raises(LayoutMismatch, match="the request must say which"):
         decode[0].endpoint.receive(room=9, attempt=0, bootstrap=BOOTSTRAP, pages=[1], tokens=TOKENS)
@@ -194,7 +193,7 @@ def test_a_layer_in_both_memory_kinds_comes_from_and_goes_where_the_calls_say(wo
             for i, page in enumerate((2, 15)):
                 assert (pool[page] == page_of(0, kind, i)[:, first : first + count].ravel()).all()
             other = "DRAM" if into is MemoryKind.VRAM else "VRAM"
-            assert not rank.arrays[0, kind, other, ""].any()
+            assert not rank.arrays[0, kind, other, ""][:].any()
 
 
 @pytest.mark.parametrize(("strategy", "p", "d"), WAYS)

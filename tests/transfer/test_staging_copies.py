@@ -27,13 +27,16 @@ from pdtransfer.staging import copier as copier_module
 from pdtransfer.staging.arena import HUGE_PAGE, Arena
 from pdtransfer.staging.copier import SERIAL, Copier, Fence
 
-KINDS = [pytest.param(MemoryKind.DRAM, id="host")]
-WAYS = [pytest.param((MemoryKind.DRAM, None), id="host")]
+KINDS = [
+    pytest.param(MemoryKind.DRAM, id="host"),
+    pytest.param(MemoryKind.VRAM, id="gpu", marks=pytest.mark.gpu),
+]
+WAYS = [
+    pytest.param((MemoryKind.DRAM, None), id="host"),
+    pytest.param((MemoryKind.VRAM, None), id="gpu", marks=pytest.mark.gpu),
+]
 if copier_module._rows is not None:
     WAYS.append(pytest.param((MemoryKind.DRAM, copier_module._rows), id="compiled"))
-if torch.cuda.is_available():
-    KINDS.append(pytest.param(MemoryKind.VRAM, id="device", marks=pytest.mark.gpu))
-    WAYS.append(pytest.param((MemoryKind.VRAM, None), id="device", marks=pytest.mark.gpu))
 POOL = 1 << 15
 SLOT = 4096
 SLOTS = 3

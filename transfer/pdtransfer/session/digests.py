@@ -23,7 +23,7 @@ from pdtransfer.plan.lanes import aligned
 from pdtransfer.session.core import Core
 from pdtransfer.session.pairs import Pair
 from pdtransfer.staging.arena import Arena
-from pdtransfer.staging.copier import Copier
+from pdtransfer.staging.copier import Copier, Fence
 
 BLOCK = 1 << 20
 """Bytes of a block at most, or one page of one region where that is more. Both sides must agree on it."""
@@ -43,6 +43,8 @@ class Digests:
     def __init__(self, core: Core, card: Callable[[], RankCard]) -> None:
         self._core = core
         self._card = card
+        self._turn = asyncio.Lock()
+        """Who uses a desk."""
         self._desks: dict[tuple[MemoryKind, int], tuple[Arena, Copier]] = {}
 
     async def of(
@@ -61,19 +63,23 @@ class Digests:
             rows = pair.rows(lane.number, source=source)
             kind = real_kind(self._card(), lane.source_kind if source else lane.destination_kind)
             for block in blocks(lane, 0, len(numbers), max(BLOCK, lane.unit)):
-                copier = self._desk(kind, lane, int((lane.source if source else lane.destination).devices[0]))
+                device = int((lane.source if source else lane.destination).devices[0])
                 copies = rows.rows(block, numbers[block.first_page : block.first_page + block.pages])
-                fence = copier.pack(copies, 0)
-                until = time.monotonic() + self._core.timeouts.transfer
-                while not fence.done():
-                    if time.monotonic() > until:
-                        raise DeadlineExceeded("the device did not gather a digest's rows in time")
-                    await asyncio.sleep(0)
-                found.update(copier.read(0, block.nbytes).data)
+                async with self._turn:  # a device gathers while other requests' digests go on
+                    copier = self._desk(kind, lane, device)
+                    await self._gathered(copier.pack(copies, 0))
+                    found.update(copier.read(0, block.nbytes).data)
                 await asyncio.sleep(0)
                 if not lives():
                     return ""
         return found.hexdigest()
+
+    async def _gathered(self, fence: Fence) -> None:
+        until = time.monotonic() + self._core.timeouts.transfer
+        while not fence.done():
+            if time.monotonic() > until:
+                raise DeadlineExceeded("the device did not gather a digest's rows in time")
+            await asyncio.sleep(0)
 
     def _desk(self, kind: MemoryKind, lane: Lane, device: int) -> Copier:
         size = max(BLOCK, lane.unit)
