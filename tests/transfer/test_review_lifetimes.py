@@ -3,12 +3,18 @@ was being opened, identities that are used twice, grants that nobody asked for."
 
 from __future__ import annotations
 
-import pytest
-from kv_world import TOKENS, Rank, World, ask, give, until
+import os
 
-from pdtransfer.contract.base import MemoryKind
+import numpy as np
+import pytest
+from kv_world import BOOTSTRAP, READY, TOKENS, Pool, Rank, World, ask, give, template, until
+
+from pdtransfer.contract.base import MemoryKind, Role
+from pdtransfer.contract.card import RankProcess
 from pdtransfer.errors import LayoutMismatch, TransferError
-from pdtransfer.session.api import TransferState
+from pdtransfer.reach import is_dead
+from pdtransfer.session.api import EndpointConfig, PoolRegion, TransferState
+from pdtransfer.session.endpoint import RankEndpoint
 from pdtransfer.session.frames import SlotGrant
 
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
@@ -107,3 +113,46 @@ def test_slots_that_nobody_asked_for_end_the_request_that_they_name(world: World
     assert isinstance(receiver.error, TransferError) and "slot" in str(receiver.error)
     held = leg.stage.grants.values() if leg.stage is not None else ()
     assert sum(len(grants) for grants in held) <= 64
+
+
+def in_both(world: World, role: Role) -> tuple[RankEndpoint, dict[str, dict[str, np.ndarray]]]:
+    """A rank whose one layer lies in (emulated) VRAM and in DRAM, 8 and 16 pages of 64 bytes."""
+    arrays = {m: {k: np.zeros((n, 64 * TOKENS), np.uint8) for k in "KV"} for m, n in (("VRAM", 8), ("DRAM", 16))}
+    regions = [
+        PoolRegion(0, kind, int(a.ctypes.data), a[0].nbytes, len(a), memory)
+        for memory, kinds in arrays.items()
+        for kind, a in kinds.items()
+    ]
+    card = template(role, Pool(0, 1), f"{role.value}-1", emulated=True)
+    card = card.model_copy(update={"model": card.model.model_copy(update={"v_head_dim": 8})})
+    config = EndpointConfig(listen_host="127.0.0.1", staging_bytes=0)
+    endpoint = RankEndpoint(card, regions, config, lambda name, _: world.hub.agent(name))
+    world.ranks.append(Rank(endpoint, Pool(0, 1), []))
+    return endpoint, arrays
+
+
+def test_a_page_number_of_device_memory_is_not_that_page_of_host_memory(world: World):
+    (prefill, sent), (decode, got) = in_both(world, Role.PREFILL), in_both(world, Role.DECODE)
+    world.wire(world.ranks[:1], world.ranks[1:])
+    for kind in "KV":
+        sent["VRAM"][kind][:] = np.arange(8, dtype=np.uint8)[:, None] + 1
+    receivers = [
+        decode.receive(room=room, attempt=0, bootstrap=BOOTSTRAP, pages=pages, tokens=2 * TOKENS, memory=memory)
+        for room, memory, pages in ((1, MemoryKind.VRAM, [5, 6]), (2, MemoryKind.DRAM, [5, 14]))
+    ]
+    with pytest.raises(LayoutMismatch, match="is owned by"):
+        decode.receive(room=3, attempt=0, bootstrap=BOOTSTRAP, pages=[14], tokens=TOKENS, memory=MemoryKind.DRAM)
+    for room, page in ((1, 2), (2, 4)):
+        sender = prefill.send(room=room, tokens=2 * TOKENS)
+        sender.chunk([page, page + 1], 0, READY)
+        sender.finish(b"")
+    assert [r.wait(5) for r in receivers] == [SUCCESS, SUCCESS], [r.error for r in receivers]
+    for kind in "KV":
+        assert got["VRAM"][kind][:, 0].tolist() == [0, 0, 0, 0, 0, 3, 4, 0]
+        assert got["DRAM"][kind][:, 0].tolist() == [*[0] * 5, 5, *[0] * 8, 6, 0]
+
+
+def test_a_process_number_that_can_not_be_is_no_sign_of_death():
+    mine = RankProcess(host="h", pid_namespace=1, pid=os.getpid(), started=1)
+    assert is_dead(mine)  # this process began later
+    assert not is_dead(mine.model_copy(update={"pid": 1 << 70}))

@@ -57,6 +57,8 @@ def is_dead(process: RankProcess) -> bool:
         return True
     except PermissionError:
         pass  # it lives; /proc may hide it
+    except OverflowError:
+        return False  # no process has such a number: its card tells nothing
     stat = _stat(process.pid)
     if stat is None:
         return False

@@ -39,6 +39,16 @@ def distinct(array: PageArray, side: str) -> None:
         raise LayoutMismatch(f"the {side} page list names a page twice")
 
 
+def spaces_apart(layout: RankLayout, memory: MemoryKind | None) -> frozenset[str]:
+    """Page spaces ("": the KV pages) in which each layer is in both memory kinds, so that a page number means
+    another page in each of them; none where no memory is chosen."""
+    if memory is None:
+        return frozenset()
+    times = Counter(r.key for r in layout.regions)
+    single = {r.pool for r in layout.regions if times[r.key] == 1}
+    return frozenset(r.pool for r in layout.regions) - single
+
+
 def check_pages(
     layout: RankLayout, pages: PageList, side: str, *, pool: str = "", memory: MemoryKind | None = None
 ) -> None:

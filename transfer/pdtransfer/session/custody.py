@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
+from pdtransfer.contract.base import MemoryKind
 from pdtransfer.errors import LayoutMismatch, TransferError
 from pdtransfer.mover.ledger import PageLedger
 from pdtransfer.peers import Peer, PeerKey, key_of
+from pdtransfer.plan.pages import spaces_apart
 from pdtransfer.session.api import TransferState
 from pdtransfer.session.core import Core
 from pdtransfer.session.depot import Depot
@@ -77,11 +79,17 @@ class Custody:
         legs: Mapping[PeerKey, Leg],
         pages: Sequence[int],
         pools: Mapping[str, Sequence[int]],
+        memory: MemoryKind | None = None,
     ) -> None:
         """Take a receive's pages. Raises LayoutMismatch when one of them is not free."""
-        page_bytes = sum(r.item_bytes for r in self._wiring.card.layout.regions if not r.pool)
+        layout = self._wiring.card.layout
+        apart = spaces_apart(layout, memory)
+        page_bytes = sum(r.item_bytes for r in layout.regions if not r.pool and ("" not in apart or r.memory is memory))
         writers = [place for place, leg in legs.items() if leg.in_place]
-        owned = [*(int(p) for p in pages), *((pool, int(p)) for pool, held in pools.items() for p in held)]
+        owned: list[Hashable] = []
+        for pool, held in {"": pages, **pools}.items():
+            where = (pool, memory.value) if memory is not None and pool in apart else (pool,) if pool else ()
+            owned += [(*where, int(p)) for p in held] if where else (int(p) for p in held)
         with self._lock:
             if key in self._taken:
                 raise LayoutMismatch(f"{key} is already receiving, or its source has not let go of it")

@@ -64,7 +64,7 @@ class DestinationSide(Custody):
         """Check, take the pages and start asking."""
         key = (room, attempt)
         legs = self._opener.legs(room, attempt, sources, pages, first_page, tokens, memory, pools or {})
-        self.acquire(key, legs, pages, pools or {})
+        self.acquire(key, legs, pages, pools or {}, memory)
         transfer = ReceiveTransfer(
             room,
             attempt,
