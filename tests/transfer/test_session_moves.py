@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from kv_world import TOKENS, ask, give
+from kv_world import TOKENS, ask, give, until
 from places import DEVICES, EMULATED
 
 from pdtransfer.contract.base import Role
@@ -112,12 +112,17 @@ def test_a_chunk_is_not_sent_before_its_ready_event(world):
 
 
 @pytest.mark.parametrize("place", [EMULATED], indirect=True, ids=["emulated"])
-def test_emulated_vram_moves_and_is_labelled(world, place):
+def test_emulated_vram_is_labelled_on_cards_verdicts_metrics_and_in_the_log(world, place, caplog):
     (prefill,), (decode,) = world.pair()
     receiver = ask(decode, 1, [4, 5])
     give(prefill, 1, [1, 2])
     assert receiver.wait(5) is SUCCESS and decode.pool.holds(1, [4, 5])
-    for rank in (prefill, decode):
-        assert rank.endpoint.card.layout.emulated_vram
-        (verdict,) = rank.endpoint.verdicts
-        assert verdict.emulated_vram and "emulated" in verdict.evidence
+    plain = world.rank(Role.DECODE, memory="DRAM")
+    for rank, emulated in ((prefill, True), (decode, True), (plain, False)):
+        assert rank.endpoint.card.layout.emulated_vram is emulated
+        for verdict in rank.endpoint.verdicts:
+            assert verdict.emulated_vram and "emulated" in verdict.evidence
+        assert until(lambda rank=rank: "emulated_vram" in rank.endpoint.metrics)
+        assert rank.endpoint.metrics["emulated_vram"] == [((), [float(emulated)])]
+        name = rank.endpoint.card.agent_name
+        assert any(name in line and "VRAM is emulated" in line for line in caplog.messages) is emulated

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from kv_world import PAGES, TOKENS, Rank, World, ask, give, until
-from places import DEVICES, Place
+from places import DEVICES, STAND_IN, Place
 
-from pdtransfer.contract.base import Role
+from pdtransfer.contract.base import MemoryKind, Role
 from pdtransfer.errors import LayoutMismatch
 from pdtransfer.session.api import TransferState
+from pdtransfer.session.frames import SlotFilled, SlotGrant
 
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
 STRATEGIES = ("sliced", "staged", "merge", "split")
@@ -92,13 +93,47 @@ def test_without_arenas_unequal_slices_are_written_in_place(world: World):
     assert "copied_bytes" not in decode[0].endpoint.counters
 
 
-def test_a_ragged_last_page_and_a_prefix_go_through_slots(world: World):
-    prefill, decode = world.pair(2, 1, strategy="staged", **SMALL)
-    receiver = ask(decode[0], 1, [4, 5], first_page=3)
+@pytest.mark.parametrize(("strategy", "p", "d"), [w for w in WAYS if max(w[1:]) == 2])
+def test_a_prefix_that_decode_has_and_a_ragged_last_page_in_every_strategy(
+    world: World, place: Place, strategy: str, p: int, d: int
+):
+    prefill, decode = world.pair(p, d, strategy=strategy, **SMALL)
+    receivers = [ask(r, 1, [4, 5], first_page=3) for r in decode]  # the prompt ends one token before its page
     for rank in prefill:
         give(rank, 1, [10, 11, 12, 13, 14])
-    assert receiver.wait(5) is SUCCESS, receiver.error
-    assert decode[0].pool.holds(1, [4, 5], first_page=3) and decode[0].pool.untouched([4, 5])
+    for rank, receiver in zip(decode, receivers, strict=True):
+        assert receiver.wait(5) is SUCCESS, receiver.error
+        assert rank.pool.holds(1, [4, 5], first_page=3) and rank.pool.untouched([4, 5])
+
+
+@pytest.mark.parametrize("place", [STAND_IN], indirect=True, ids=["stand-in"])
+def test_a_slot_of_either_memory_kind_is_used_as_soon_as_it_is_lent(world: World, place: Place):
+    """No host slot is lent before a device's was filled. A source that kept its blocks in order (host memory comes
+    first) would wait for ever, and two requests that hold slots of one kind each for each other."""
+    (prefill, other), (decode,) = world.pair(2, 1, memory="mixed", strategy="staged", **SMALL)
+    held: list[tuple[object, SlotGrant]] = []
+    filled: list[SlotFilled] = []
+    lend, say = decode.endpoint._wiring.send, prefill.endpoint._wiring.send
+
+    def lend_late(peer, frame):
+        if isinstance(frame, SlotGrant) and frame.arena is MemoryKind.DRAM and not filled:
+            held.append((peer, frame))
+        else:
+            lend(peer, frame)
+
+    def say_filled(peer, frame):
+        if isinstance(frame, SlotFilled):
+            filled.append(frame)
+            while held:
+                decode.endpoint._core.call(lend, *held.pop())
+        say(peer, frame)
+
+    decode.endpoint._wiring.send = lend_late  # type: ignore[method-assign]
+    prefill.endpoint._wiring.send = say_filled  # type: ignore[method-assign]
+    shuttle([prefill, other], [decode], 1, [1, 2, 3], [4, 5, 6])
+    lanes = next(iter(decode.endpoint._destination.pairs._known.values())).pairs[None, None].plan.lanes
+    kinds = [lanes[frame.lane].destination_kind for frame in filled]
+    assert kinds[0] is MemoryKind.VRAM and MemoryKind.DRAM in kinds
 
 
 def test_a_whole_pool_goes_through_eight_slots(world: World):

@@ -243,15 +243,20 @@ def test_a_ready_event_that_changes_the_bytes_is_awaited_before_they_are_packed_
         world.ranks.clear()
 
 
-def test_metadata_is_never_there_before_the_bytes(world):
-    prefill, (decode,) = world.pair(2, 1, strategy="staged", **SMALL)
-    for room in range(10):
-        receiver = ask(decode, room, DST)
+@pytest.mark.parametrize(
+    ("strategy", "p", "d"), [("staged", 2, 1), ("merge", 2, 1), ("split", 1, 2), ("sliced", 2, 1), ("sliced", 1, 1)]
+)
+def test_success_and_metadata_are_never_there_before_the_bytes(world, place, strategy, p, d):
+    prefill, decode = world.pair(p, d, strategy=strategy, **SMALL)
+    for room in range(5):
+        receivers = [ask(r, room, DST) for r in decode]
         for rank in prefill:
             give(rank, room, SRC)
-        while receiver.metadata is None:
-            assert receiver.state is not FAILED, receiver.error
-        assert decode.pool.holds(room, DST)
+        for rank, receiver in zip(decode, receivers, strict=True):
+            while receiver.metadata is None and receiver.state is not SUCCESS:
+                assert receiver.state is not FAILED, receiver.error
+                time.sleep(0)
+            assert rank.pool.holds(room, DST)
 
 
 class HeldFence:

@@ -126,6 +126,7 @@ _FAMILIES = (
         "Slots of this rank's staging arenas by state: decode lends them to sources, prefill packs in them",
         state=("free", "granted", "quarantined"),
     ),
+    _gauge("emulated_vram", "1: device memory of this rank is host memory that passes for it; no figure is a GPU's"),
     # --- fences
     _gauge("quarantined_bytes", "Bytes that a late write may still hit", kind=("pages", "slots")),
     _counter(

@@ -89,6 +89,8 @@ class RankEndpoint:
 
     async def _setup(self) -> None:
         agent = self._core.agent
+        if self._card.layout.emulated_vram:
+            logger.warning("%s: VRAM is emulated on host memory, no figure is a GPU's", self._card.agent_name)
         self._depot.build(self._card, self._config)
         self._wiring.prober.copies = copy_rates(self._depot, self._depot.told)  # while the arenas are idle
         self._register(agent)

@@ -51,6 +51,7 @@ class Gauges:
         gauge("inflight_handles", mover.handles_in_flight)
         gauge("inflight_bytes", mover.bytes_in_flight)
         gauge("loading_peers", len(self._wiring.loader))
+        gauge("emulated_vram", self._wiring.card.layout.emulated_vram)
         self._peers()
 
     def _peers(self) -> None:
