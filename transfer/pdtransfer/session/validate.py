@@ -26,6 +26,8 @@ from pdtransfer.session.api import EndpointConfig, PoolRegion
 TLS_FILES = ("ca.crt", "tls.crt", "tls.key")
 NOWHERE = frozenset({"", "0.0.0.0", "::", "[::]"})
 """Addresses to listen on that nobody can dial."""
+MAX_NAME = 256
+"""Letters of a page space's name; requests carry it."""
 STRATEGIES: tuple[str, ...] = get_args(get_type_hints(EndpointConfig)["strategy"])
 E = TypeVar("E", bound=StrEnum)
 
@@ -92,7 +94,8 @@ def pools(name: str, value: object, *, room: int | None = None) -> dict[str, tup
     if not isinstance(value, Mapping):
         raise BadInput(f"{name}: page lists by pool are needed, not {_shown(value)}", room=room)
     for key in value:
-        words(f"{name} (a key)", key, room=room)
+        if len(words(f"{name} (a key)", key, room=room)) > MAX_NAME:
+            raise BadInput(f"{name} (a key): {len(key)} letters, {MAX_NAME} may be", room=room)
     return {key: pages(f"{name}[{key!r}]", held, room=room) for key, held in value.items()}
 
 
