@@ -101,7 +101,8 @@ def main() -> None:
     say()
     say("\n".join(report.bars(judged)))
     took = time.monotonic() - began
-    say(f"\n{took:.0f} s; {facts['cpu']}, {facts['cores']} cores, load {facts['load']}")
+    copies = "compiled" if facts["compiled_copies"] else "torch's"
+    say(f"\n{took:.0f} s; {facts['cpu']}, {facts['cores']} cores, load {facts['load']}; copies: {copies}")
     if asked.json:
         text = json.dumps(report.as_json(found, picks, judged, machine=facts, seconds=took, fairness=fair), indent=1)
         if asked.json == "-":

@@ -9,6 +9,8 @@ import time
 import numpy as np
 from shape import MIB
 
+from pdtransfer.staging import copier
+
 BUFFER = 256 * MIB
 
 
@@ -42,5 +44,6 @@ def facts() -> dict[str, object]:
         "cpu": model,
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "compiled_copies": getattr(copier, "_rows", None) is not None,
         "load": [round(x, 2) for x in os.getloadavg()],
     }
