@@ -88,6 +88,40 @@ def test_a_room_goes_to_one_decode_engine_and_the_next_one_is_refused_by_name(wo
     assert until(lambda: second.pages_releasable)
 
 
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_second_decode_incarnation_with_the_same_room_gets_its_own_bytes_or_a_reason(world, in_flight):
+    """Decode is replaced after it asked: the same room and attempt again must not be taken for the first one's."""
+    (prefill,), (first,) = world.pair()
+    old = ask(first, 1, [4, 5])
+    assert until(lambda: prefill.endpoint.inflight == 1)
+    sender = None
+    if in_flight:
+        prefill.agent.faults.stall_all = True
+        sender = give(prefill, 1, [1, 2])
+        assert until(lambda: prefill.agent.faults.seen)
+    second = world.rank(Role.DECODE, incarnation="decode-2")
+    for rank in (prefill, second):
+        rank.endpoint.apply_peers([(second if rank is prefill else prefill).endpoint.card])
+    assert second.endpoint.wait_wired(5) or in_flight  # a probe needs the agent, whose every write hangs
+    prefill.agent.faults.stall_all = False
+    assert second.endpoint.wait_wired(10) and prefill.endpoint.wait_wired(10)
+    again = ask(second, 1, [4, 5])
+    prefill.agent.faults.stall_all = False
+    world.hub.unstall(prefill.agent.name)
+    sender = sender or give(prefill, 1, [1, 2])
+    if again.wait(4) is SUCCESS:
+        assert second.pool.holds(1, [4, 5]) and sender.wait(3) is SUCCESS
+    else:
+        assert again.error is not None and again.metadata is None, again.error
+        assert until(lambda: again.pages_releasable)
+        assert second.pool.untouched([])
+    assert old.wait(4) is not SUCCESS
+    retried = ask(second, 1, [6, 7], attempt=1)
+    give(prefill, 1, [1, 2])
+    assert retried.wait(3) is SUCCESS, retried.error
+    assert second.pool.holds(1, [6, 7]) and second.pool.untouched([4, 5, 6, 7])
+
+
 def test_each_failed_request_names_its_own_room(world):
     (prefill,), (decode,) = world.pair()
     receivers = [ask(decode, room, [room]) for room in (1, 2, 3)]
