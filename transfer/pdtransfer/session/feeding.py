@@ -42,6 +42,8 @@ class Feeding:
             self.links.warm(peer, peer.card)
         except TransferError as error:
             logger.warning("%s: lists for %s could not be prepared: %s", self._core.name, peer.label, error)
+        except Exception:  # of that peer's card: requests of it will fail, the others go on
+            logger.exception("%s: lists for %s could not be prepared", self._core.name, peer.label)
 
     def prepare(self, leg: Leg) -> None:
         """Make ready for the room that is to come; what can't be made is told when it has come."""

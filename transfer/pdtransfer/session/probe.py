@@ -94,6 +94,8 @@ class Prober:
 
     async def probe(self, peer: Peer) -> ProbeResult:
         """Raises TransferError when bytes do not move or do not match. Leaves the rates with the peer."""
+        if self._moves.hangs(peer):
+            raise DeadlineExceeded("bytes of an earlier probe are still on their way", peer=peer.label)
         async with self._turn:
             self._core.hot(1)
             try:
@@ -173,7 +175,7 @@ class Prober:
             )
         finally:
             if mine is not None:
-                settled |= self._moves.leave(mine)
+                settled |= self._moves.leave(peer, mine)
             if peer.channel is not None:
                 peer.channel.send(ProbeClose(seq=seq, settled=settled))
 

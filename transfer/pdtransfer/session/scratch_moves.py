@@ -24,6 +24,20 @@ ENOUGH = 0.03
 other work only makes them slower."""
 
 
+REST = 60.0
+"""Seconds after which a slot is used again whose transfer errored: what may still land there can only make a later
+probe fail."""
+
+
+@dataclass
+class _Left:
+    """A transfer whose probe has ended; `since` (monotonic seconds) it is known to have errored."""
+
+    peer: Peer
+    job: Job
+    since: float = 0.0
+
+
 @dataclass(frozen=True)
 class Timed:
     """Fastest of several WRITEs: seconds of one short piece, of PIECES short ones (NaN: not tried) and of
@@ -42,18 +56,33 @@ class ScratchMoves:
     def __init__(self, core: Core, scratch: Scratch) -> None:
         self._core = core
         self._scratch = scratch
-        self._active: set[int] = set()
-        """Slots with a transfer in flight."""
-        self._abandoned: set[int] = set()
+        self._active: dict[int, Job] = {}
+        """By slot: the transfer that is in flight, or that errored and may still land."""
+        self._left: dict[int, _Left] = {}
         """Those whose probe has ended."""
 
-    def leave(self, slot: int) -> bool:
+    def leave(self, peer: Peer, slot: int) -> bool:
         """The probe needs the slot no more; False when a transfer is in flight: then it is given back after it."""
         if slot in self._active:
-            self._abandoned.add(slot)
+            self._left[slot] = _Left(peer, self._active[slot])
             return False
         self._scratch.give(slot)
         return True
+
+    def hangs(self, peer: Peer) -> bool:
+        """Bytes of an earlier probe of this peer are still on their way. (One more would only take a slot more.)"""
+        now = time.monotonic()
+        for slot, left in list(self._left.items()):
+            if not left.job.in_flight:  # it errored
+                left.since = left.since or now
+                if now - left.since > REST:
+                    self._free(slot)
+        return any(left.peer is peer and left.job.in_flight for left in self._left.values())
+
+    def _free(self, slot: int) -> None:
+        self._active.pop(slot, None)
+        if self._left.pop(slot, None) is not None:
+            self._scratch.give(slot)
 
     async def write(self, peer: Peer, local: int, remote: int, size: int) -> Timed:
         """Write the block, several times and in several shapes: the bytes are always the same ones."""
@@ -87,17 +116,13 @@ class ScratchMoves:
         ended = asyncio.Event()
         local = int(here[0, 0])
         mover = self._core.mover
-        self._active.add(local)
         finished = 0.0
 
         def over(job: Job) -> None:
             nonlocal finished
             finished = finished or time.monotonic()
             if job.settled:
-                self._active.discard(local)
-                if local in self._abandoned:
-                    self._abandoned.discard(local)
-                    self._scratch.give(local)
+                self._free(local)
             ended.set()
 
         began = time.monotonic()
@@ -109,6 +134,7 @@ class ScratchMoves:
             on_drained=over,
             operation=operation,
         )
+        self._active[local] = job
         mover.start(job)
         mover.add(job, iter((Batch(here, MemoryKind.DRAM, there, kind, int(here[:, 1].sum())),)))
         mover.close(job)
