@@ -127,7 +127,8 @@ def test_fact_9_each_error_class_while_wiring_is_a_verdict_and_never_the_endpoin
     prefill.endpoint.apply_peers([decode.endpoint.card])
     decode.endpoint.apply_peers([prefill.endpoint.card])
     assert until(lambda: not left)
-    if call == "add_peer":
+    # An agent that can't be reached is tried again; what NIXL refuses is refused.
+    if call == "add_peer" and kind not in ("nixlBackendError", "nixlRemoteDisconnectError"):
         assert until(lambda: decode.endpoint.verdicts[0].state is VerdictState.REFUSED)
         assert kind in decode.endpoint.verdicts[0].message
         decode.endpoint.apply_peers([])

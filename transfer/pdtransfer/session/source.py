@@ -206,8 +206,6 @@ class SourceSide:
         if not leg.fenced:
             if job.lost:
                 self.askers.lost_agents.add(leg.card.agent_name)
-            if isinstance(job.error, AgentFailure) and leg.card.agent_name == leg.peer.card.agent_name:
-                self._broken(leg.peer, job.error)
             if not job.settled:
                 self._core.count("deadlines_total", state="settle")
                 self._rooms.draining.add(leg)
@@ -218,6 +216,9 @@ class SourceSide:
         elif job.settled or leg.fenced:
             self._job_drained(leg)
         self._conclude(room)
+        current = leg.card.agent_name == leg.peer.card.agent_name and not leg.fenced
+        if current and isinstance(job.error, AgentFailure):
+            self._broken(leg.peer, job.error)
 
     def _broken(self, peer: Peer, error: AgentFailure) -> None:
         """NIXL failed a transfer to it. A connection that is lost is made anew once no job is left, so the
@@ -225,7 +226,7 @@ class SourceSide:
         self._wiring.reload(peer)
         if error.kind == DISCONNECT and not peer.broken:
             peer.broken = True
-            self.on_peer_gone(peer, PeerUnreachable("NIXL lost its connection to it", peer=peer.label))
+            self.on_peer_gone(peer, PeerUnreachable(f"NIXL lost its connection: {error.message}", peer=peer.label))
 
     def _job_drained(self, leg: Leg) -> None:
         self._rooms.draining.discard(leg)
