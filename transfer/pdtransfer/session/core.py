@@ -43,9 +43,7 @@ class Core:
     `agent` and `mover` are the present generation's: who starts a job keeps the mover it started on."""
 
     def __init__(self, name: str, config: EndpointConfig, make_agent: Callable[[str], AgentPort]) -> None:
-        self.name = name
-        self.config = config
-        self.timeouts = config.timeouts
+        self.name, self.config, self.timeouts = name, config, config.timeouts
         self.failed: Exception | None = None
         self.metrics = Metrics()
         self.make_agent = make_agent

@@ -139,6 +139,10 @@ class Rooms:
         found = self._dead.get(number)
         return found[1] if found is not None and (found[2] is None or attempt <= found[2]) else None
 
+    def errored(self) -> list[Leg]:
+        """Legs with a handle that errored after their job had ended (before that, the job's end told it)."""
+        return [leg for leg in self.draining if leg.job is not None and leg.job.lost and not leg.fenced]
+
     def forget(self, peer: Peer) -> None:
         """The peer was let go: nothing more is heard of legs to it."""
         self.draining = {leg for leg in self.draining if leg.peer is not peer}

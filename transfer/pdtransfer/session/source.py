@@ -105,18 +105,15 @@ class SourceSide:
 
     def forget(self, peer: Peer) -> None:
         """The peer was let go. What errored may land at any time, whoever remembers it."""
-        self.askers.lost_agents |= {leg.card.agent_name for leg in self._errored() if leg.peer is peer}
+        self.askers.lost_agents |= {leg.card.agent_name for leg in self._rooms.errored() if leg.peer is peer}
         self._rooms.forget(peer)
         if peer.key not in self._wiring.peers:  # else another incarnation is there
             self.feeding.pairs.forget(peer.key)
 
-    def _errored(self) -> list[Leg]:
-        """Legs with a handle that errored after their job had ended (before that, the job's end told it)."""
-        return [leg for leg in self._rooms.draining if leg.job is not None and leg.job.lost and not leg.fenced]
-
     def drained(self, first_agent: str) -> bool:
         """Nothing can land at that agent, nor at those that took its place."""
-        names = {*self.askers.lost_agents, *self._core.mover.peers, *(leg.card.agent_name for leg in self._errored())}
+        errored = {leg.card.agent_name for leg in self._rooms.errored()}
+        names = self.askers.lost_agents | self._core.mover.peers | errored
         return not any(name == first_agent or name.startswith(f"{first_agent}.") for name in names)
 
     def uses(self, peer: Peer, generation: int) -> bool:
