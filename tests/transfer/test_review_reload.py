@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import threading
 import time
 
 from kv_world import TOKENS, World, ask, give, until
@@ -50,3 +52,23 @@ def test_a_lost_data_connection_is_made_anew_under_steady_load(world: World):
     again = ask(decode, 2000, [31])
     give(prefill, 2000, [4])
     assert again.wait(3) is SUCCESS
+
+
+def test_a_rank_whose_connection_was_lost_is_served_at_once_when_it_takes_a_new_agent(world: World):
+    (prefill,), _ = world.pair()
+    wiring = prefill.endpoint._wiring
+    (peer,) = wiring.peers.values()
+    later = world.hub.agent(f"{peer.card.agent_name}.1")
+    metadata = base64.b64encode(later.metadata()).decode()
+    card = peer.card.model_copy(update={"agent_name": later.name, "generation": 1, "nixl_metadata": metadata}).sealed()
+    seen: list[bool] = []
+    done = threading.Event()
+
+    def move() -> None:
+        peer.broken = peer.reload = True
+        wiring._moves.adopt(peer, card)
+        seen.extend((peer.broken, peer.reload, peer.loaded))
+        done.set()
+
+    prefill.endpoint._core.call(move)
+    assert done.wait(3) and seen == [False, False, True]

@@ -105,7 +105,7 @@ class Moves:
         self._core.count("peer_moves_total")
         if peer.loaded:
             peer.older.append(peer.card)
-        peer.card, peer.loaded, peer.lost, peer.reload = card, True, False, False
+        peer.card, peer.loaded, peer.lost, peer.reload, peer.broken = card, True, False, False, False
         peer.loads += 1
         self._owner.on_loaded(peer)
 

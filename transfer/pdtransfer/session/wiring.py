@@ -224,7 +224,7 @@ class Wiring:
     def on_own_agent(self, loaded: Collection[str]) -> None:
         """This rank took a new agent, which knows those peers by their agents' names."""
         for peer in self.known():
-            peer.loaded, peer.reload = peer.card.agent_name in loaded, False
+            peer.loaded, peer.reload, peer.broken = peer.card.agent_name in loaded, False, False
             if not peer.loaded and not peer.retired:
                 self.loader.want(peer)
             elif peer.channel is not None and not peer.retired:
