@@ -133,7 +133,8 @@ class Stager:
             self._fail(leg, LayoutMismatch(told, peer=leg.peer.label))
             return
         lent = len(leg.filled) + len(stage.using) + sum(map(len, stage.grants.values()))
-        if lent >= sum(stage.wanted.values()):
+        # Decode may lend a first slot of each arena with the request, before it is asked for one.
+        if lent >= len(leg.card.staging) + sum(stage.wanted.values()):
             told = f"slot: {grant.slot} was lent, and {lent} were all that were asked for"
             self._fail(leg, LayoutMismatch(told, peer=leg.peer.label))
             return
