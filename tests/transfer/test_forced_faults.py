@@ -185,5 +185,6 @@ def test_a_rank_whose_agent_vanishes_fails_its_requests_and_says_so(world: World
     began = time.monotonic()
     assert sender.wait(6) is FAILED and receiver.wait(6) is FAILED
     assert time.monotonic() - began < QUICK.transfer + QUICK.waiting + 2
-    assert "nixlRemoteDisconnectError" in str(sender.error)
+    # By the post that failed, or, when an earlier one of the probe had told, by what it means.
+    assert "nixlRemoteDisconnectError" in str(sender.error) or "NIXL lost its connection" in str(sender.error)
     assert np.all([not a.any() for a in decode.pool.arrays.values()]) and MemoryKind.DRAM

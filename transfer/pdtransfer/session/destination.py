@@ -102,6 +102,9 @@ class DestinationSide(Custody):
         if not leg.sent:
             leg.request = leg.request.model_copy(update={"generation": self._core.generations.present.number})
             leg.sent = True
+            self._wiring.send(peer, leg.request)
+            self.intake.early(leg)
+            return
         self._wiring.send(peer, leg.request)
 
     def on_connected(self, peer: Peer) -> None:

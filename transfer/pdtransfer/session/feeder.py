@@ -75,7 +75,8 @@ class Feeder:
         self._queued = Coverage((lane.regions, len(self._wanted.get(lane.pool, ()))) for lane in plan.lanes)
         self._sent = Sent({lane.number: len(self._wanted.get(lane.pool, ())) for lane in plan.lanes})
         self._block = max(BLOCK, plan.nbytes(len(leg.request.pages)) // OVERLAP)
-        leg.stage = Stage(leg, self._mover)
+        lent = leg.stage.grants if leg.stage is not None else {}
+        leg.stage = Stage(leg, self._mover, grants=lent)  # slots may have been lent with the request
 
     @property
     def fresh(self) -> bool:

@@ -56,6 +56,8 @@ class Leg:
     digest: str = ""
     scattering: int = 0
     """Scatters that were begun and are not finished (a GPU's)."""
+    lent_early: bool = False
+    """A slot was lent with the request, before it was asked for."""
     queued: set[int] = field(default_factory=set)
     """Tickets that were filled and are not scattered."""
     missing: Coverage = field(init=False)

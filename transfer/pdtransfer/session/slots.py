@@ -93,6 +93,11 @@ class SlotBook:
         wish.total = max(wish.total, total)
         self._queue(held, leg, wish)
 
+    def roomy(self, arena: MemoryKind) -> bool:
+        """More than half of the arena is free, and nobody waits."""
+        held = self._arenas.get(arena)
+        return held is not None and not held.turns and 2 * len(held.free) > held.slots
+
     def lend(self) -> Iterator[Ticket]:
         """Lend free slots to who waits, one by one, in turn."""
         for kind, held in self._arenas.items():

@@ -22,6 +22,7 @@ from pdtransfer.session.depot import Depot
 from pdtransfer.session.feeding import Feeding
 from pdtransfer.session.frames import MAX_METADATA, AbortAck, Done, SlotGrant
 from pdtransfer.session.rooms import Leg, Room, Rooms
+from pdtransfer.session.stager import Stage
 from pdtransfer.session.transfers import Chunk, SendTransfer
 from pdtransfer.session.wiring import Wiring
 
@@ -148,7 +149,9 @@ class SourceSide:
         """A decode rank lent a slot, or says again that it did."""
         leg = self._rooms.leg(grant.room, peer.key)
         if leg is not None and leg.request.identity == grant.identity:
-            if leg.stage is not None and leg.error is None:
+            if leg.error is None:
+                if leg.stage is None:
+                    leg.stage = Stage(leg, self._core.mover)
                 self.feeding.stager.on_grant(leg.stage, grant)
         elif not self.askers.filled_again(peer, grant):
             self._core.count("stray_frames_total")

@@ -95,7 +95,10 @@ class Stager:
     def want(self, stage: Stage, arena: MemoryKind, more: int) -> None:
         """Ask for slots as soon as it is known how many it takes: the answer comes while the chunk's
         event is awaited."""
-        stage.wanted[arena] = stage.wanted.get(arena, 0) + more
+        before = stage.wanted.get(arena, 0)
+        stage.wanted[arena] = before + more
+        if before == 0 and len(stage.grants.get(arena, ())) >= more:
+            return  # lent with the request
         stage.asked_at = stage.asked_at or time.monotonic()
         self._ask(stage, arena)
 
