@@ -1,4 +1,4 @@
-"""A first slot is lent with the request while over half of the arena is free: a small request is spared a round trip."""
+"""A first slot is lent with the request while much of the arena is free: a small request is spared a round trip."""
 
 from __future__ import annotations
 
