@@ -171,10 +171,10 @@ def test_random_walks_through_larger_worlds_break_no_rule_and_always_end():
 
 
 def test_the_walks_find_a_seeded_bug():
-    """Negative control."""
+    """Negative control. It ends at the first walk that finds the bug; how many that takes changes with the code."""
     from explore.seeded import SEEDED
     from explore.virtual import replaced
 
     bug = next(b for b in SEEDED if b.name == "a deadline frees")
     with replaced(*bug.changes()), pytest.raises(AssertionError, match=r"may land|given back|does not hold"):
-        walk(WALKS, STEPS, shrink=False)
+        walk(20 * WALKS, STEPS, shrink=False)
