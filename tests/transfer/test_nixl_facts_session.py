@@ -114,7 +114,7 @@ def test_fact_9_each_error_class_fails_its_request_by_name_and_the_next_one_succ
             break
         # A lost connection is made anew within about a second; until then requests are refused by name.
         assert kind == "nixlRemoteDisconnectError" and isinstance(again.error, PeerUnreachable), again.error
-        assert until(lambda: again.pages_releasable)
+        assert until(lambda r=again: r.pages_releasable)
         time.sleep(0.3)
     assert again.state is SUCCESS and decode.pool.holds(room, [6])
 
