@@ -188,7 +188,8 @@ def test_over_cma_too_much_quarantine_for_too_long_ends_the_rank_by_name(ranks):
 @revocable
 def test_staged_a_late_write_hits_slots_only_and_they_are_free_after_a_new_agent(ranks, tls):
     """Prefill TP 1 to one decode rank of TP 2: slices are unequal, and no write targets a page."""
-    prefill, decode = pair(ranks, tls, SOON, decode_tp=2, strategy="staged")
+    small = {"staging_slot_bytes": 64 << 10, "staging_bytes": 256 << 10}  # many turns: it is stopped in mid-write
+    prefill, decode = pair(ranks, tls, SOON, decode_tp=2, strategy="staged", **small)
     failed = stop_in_mid_write(prefill, decode, 1)
     assert failed["releasable"]
     assert decode.ask("counters")["quarantined_bytes"] > 0 or decode.ask("counters")["agent"] == 1
