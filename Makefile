@@ -38,10 +38,10 @@ crds: setup ## Generate crds/ and the chart's CRD from the pydantic models
 sglang-env: ## SGLang 0.5.23 for a CPU, in the cache (7 GB): the benchmark's rival; nothing else needs it
 	@hack/sglang/setup.sh
 
-bench: setup ## KV transfer beside raw NIXL, SGLang's classes (where sglang-env was made) and memcpy; up to 10 minutes
+bench: setup ## KV transfer beside raw NIXL, SGLang's classes (where sglang-env was made) and memcpy (long)
 	@$(PY) tests/bench
 
-bench-quick: setup ## The same with fewer cells, about a minute
+bench-quick: setup ## The same with fewer cells, about three minutes
 	@$(PY) tests/bench --quick
 
 cluster-up: setup ## Embedded Kubernetes: two nodes, images loaded; prints the kubeconfig's path

@@ -32,7 +32,7 @@ FAIR_ROUNDS = 5
 def arguments() -> argparse.Namespace:
     """Of the command line."""
     parser = argparse.ArgumentParser(prog="tests/bench", description="KV transfer beside its rivals")
-    parser.add_argument("--quick", action="store_true", help="fewer cells, about a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer cells, about three minutes")
     parser.add_argument("--rounds", type=int, help="rounds of a 4096-token cell (5; quick: 3)")
     parser.add_argument(
         "--only", default="", help="cells whose label holds one of these texts, comma-separated: 'tcp 2-1'"

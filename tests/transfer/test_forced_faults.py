@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kv_world import PAGES, QUICK, Rank, World, ask, give, until
 
-from pdtransfer.contract.base import MemoryKind, Role
+from pdtransfer.contract.base import Role
 from pdtransfer.contract.verdict import VerdictState
 from pdtransfer.errors import ChecksumMismatch, TransferError
 from pdtransfer.session.api import Timeouts, TransferState
@@ -185,6 +185,5 @@ def test_a_rank_whose_agent_vanishes_fails_its_requests_and_says_so(world: World
     began = time.monotonic()
     assert sender.wait(6) is FAILED and receiver.wait(6) is FAILED
     assert time.monotonic() - began < QUICK.transfer + QUICK.waiting + 2
-    # By the post that failed, or, when an earlier one of the probe had told, by what it means.
-    assert "nixlRemoteDisconnectError" in str(sender.error) or "NIXL lost its connection" in str(sender.error)
-    assert np.all([not a.any() for a in decode.pool.arrays.values()]) and MemoryKind.DRAM
+    assert "nixlRemoteDisconnectError" in str(sender.error)
+    assert np.all([not a.any() for a in decode.pool.arrays.values()])
