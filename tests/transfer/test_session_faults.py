@@ -313,3 +313,53 @@ def test_a_rank_whose_peers_fail_it_lives_on(world):
     assert until(lambda: prefill.agent.posts > posts)  # the copy within the rank
     time.sleep(0.1)
     assert prefill.endpoint.failed is None
+
+
+def test_a_rank_that_refuses_one_copy_within_itself_lives_on(world):
+    """One refusal is a hiccup (three posts to peers in a row may be too): what is tried again works."""
+    (prefill,), (decode,) = world.pair()
+    post, refused = prefill.agent.post, []
+
+    def fails(operation, local, local_indices, remote, remote_indices, notification=b""):
+        within = remote.owner == prefill.agent.name
+        if not within or len(refused) < 2:
+            refused.extend([1] * within)
+            raise AgentFailure("nixlBackendError", "injected: refused", posted=False)
+        return post(operation, local, local_indices, remote, remote_indices, notification)
+
+    prefill.agent.post = fails
+    posts = prefill.agent.posts
+    for room in range(1, 4):
+        receiver = ask(decode, room, [room])
+        give(prefill, room, [1])
+        assert receiver.wait(3) is FAILED
+    assert until(lambda: prefill.agent.posts > posts)
+    time.sleep(0.1)
+    assert len(refused) == 2 and prefill.endpoint.failed is None
+
+
+def test_a_request_that_comes_before_its_peer_is_loaded_waits_for_it(world):
+    """The roster names it, so the request is good; it was failed with "the roster changed"."""
+    prefill, decode = world.rank(Role.PREFILL), world.rank(Role.DECODE)
+    load = decode.agent.add_peer
+    decode.agent.add_peer = lambda metadata: (time.sleep(0.2), load(metadata))[1]
+    world.wire([prefill], [decode], wait=False)
+    receiver = ask(decode, 1, [4])
+    give(prefill, 1, [1])
+    assert receiver.wait(3) is SUCCESS and decode.pool.holds(1, [4])
+
+
+def test_a_request_that_comes_before_its_peer_is_refused_fails_by_the_reason(world):
+    prefill, decode = world.rank(Role.PREFILL), world.rank(Role.DECODE)
+    turned = threading.Event()
+
+    def refuses(metadata):
+        turned.wait(2)
+        raise AgentFailure("nixlInvalidParamError", "injected: odd metadata", posted=False)
+
+    decode.agent.add_peer = refuses
+    world.wire([prefill], [decode], wait=False)
+    receiver = ask(decode, 1, [4])
+    turned.set()
+    assert receiver.wait(3) is FAILED and "odd metadata" in str(receiver.error)
+    assert until(lambda: receiver.pages_releasable)

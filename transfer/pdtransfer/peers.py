@@ -16,7 +16,7 @@ from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.compat.cards import check_rank_pair
 from pdtransfer.contract.pairing import meet
 from pdtransfer.contract.verdict import Verdict, VerdictState
-from pdtransfer.errors import LayoutMismatch
+from pdtransfer.errors import LayoutMismatch, PeerUnreachable
 from pdtransfer.plan import check_pair
 from pdtransfer.plan.cost import Rates
 
@@ -223,3 +223,9 @@ def judged(held: Verdict, state: VerdictState, reason: str, message: str, **proo
     none = {"bytes_moved": 0, "seconds": 0.0, "bandwidth": 0.0, "checksum_ok": False, "transport": "", "evidence": ""}
     found = {**none, **proof, "state": state, "reason": reason, "message": message, "at": time.time()}
     return held.model_copy(update=found)
+
+
+def unwired(peer: Peer) -> PeerUnreachable:
+    """Why nothing can be asked of a peer that the roster names."""
+    found = peer.verdict
+    return PeerUnreachable(f"{found.reason}: {found.message}", peer=peer.label, rank=peer.card.rank)

@@ -88,9 +88,10 @@ class DestinationSide(Custody):
     def _begin(self, receive: Receive) -> None:
         self._live[receive.key] = receive
         for key, leg in receive.legs.items():
-            leg.peer = self._wiring.current(key, leg.card)
-            if leg.peer is None:
-                self._fail(receive, errors.PeerReplaced("the roster changed", peer=str(key)))
+            try:
+                leg.peer = self._wiring.current(key, leg.card)
+            except errors.TransferError as error:
+                self._fail(receive, error)
                 return
             if leg.peer.channel is not None:
                 self._ask(leg.peer, leg)

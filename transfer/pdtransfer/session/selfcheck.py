@@ -7,21 +7,28 @@ rank to itself serves nobody: then the endpoint fails, and the engine with it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import numpy as np
 
-from pdtransfer.agent.port import AgentFailure, HandleState
+from pdtransfer.agent.port import AgentFailure, Handle, HandleState, Indices, Prepared
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.errors import AgentError, DeadlineExceeded, TransferError
 from pdtransfer.session.core import Core
 from pdtransfer.session.scratch import Scratch
+
+logger = logging.getLogger(__name__)
 
 FAILURES = 3
 """Transfers in a row that NIXL failed, after which the agent is tried."""
 EVERY = 5.0
 """Seconds between two tries, at least."""
 BYTES = 4096
+TRIES = 3
+"""Posts within one try: NIXL may refuse one and take the next; an agent that moves nothing refuses each."""
+PAUSE = 0.01
+"""Seconds between them."""
 
 
 class SelfCheck:
@@ -68,7 +75,7 @@ class SelfCheck:
         self._scratch.write(source, block)
         local = agent.prepare(None, np.array([[source, BYTES, 0]], dtype=np.uint64), MemoryKind.DRAM)
         remote = agent.prepare(agent.name, np.array([[target, BYTES, 0]], dtype=np.uint64), MemoryKind.DRAM)
-        handle = agent.post("WRITE", local, one, remote, one)
+        handle = await self._post(local, remote, one)
         until = time.monotonic() + self._core.timeouts.probe
         while agent.poll(handle) is not HandleState.DONE:
             if time.monotonic() > until:
@@ -80,3 +87,17 @@ class SelfCheck:
             agent.release_prepared(prepared)
         if self._scratch.read(target, BYTES) != block:
             raise AgentFailure("nixlUnknownError", "a copy within this rank arrived changed", posted=True)
+
+    async def _post(self, local: Prepared, remote: Prepared, one: Indices) -> Handle:
+        """Post a copy. A refused post started nothing, so it can be tried again."""
+        for left in range(TRIES - 1, 0, -1):
+            try:
+                return self._core.agent.post("WRITE", local, one, remote, one)
+            except AgentFailure as failure:
+                if failure.posted:
+                    raise
+                logger.warning(
+                    "%s: a copy within this rank was refused, %d tries left: %s", self._core.name, left, failure
+                )
+            await asyncio.sleep(PAUSE)
+        return self._core.agent.post("WRITE", local, one, remote, one)

@@ -18,7 +18,7 @@ from pdtransfer.contract.base import Role
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.verdict import Verdict, VerdictState
 from pdtransfer.errors import PeerReplaced, PeerUnreachable, TransferError
-from pdtransfer.peers import Peer, PeerKey, first_verdict, judged, key_of, refusal, roster_change, same_peer
+from pdtransfer.peers import Peer, PeerKey, first_verdict, judged, key_of, refusal, roster_change, same_peer, unwired
 from pdtransfer.reach import is_dead, revocable, same_namespace
 from pdtransfer.session.connections import Connections
 from pdtransfer.session.core import Core
@@ -93,11 +93,14 @@ class Wiring:
         dead = process is not None and same_namespace(self.card, card) and is_dead(process)
         return dead or revocable(self.card, card)
 
-    def current(self, key: PeerKey, card: RankCard) -> Peer | None:
-        """The peer behind a card, if it is still the one the roster names and is not refused."""
+    def current(self, key: PeerKey, card: RankCard) -> Peer:
+        """The peer behind a card; it may still wait for its turn to be loaded. Raises PeerReplaced when the
+        roster names another one by now, PeerUnreachable when it could not be wired."""
         peer = self._peers.get(key)
-        if peer is None or peer.card.incarnation != card.incarnation or not peer.loaded:
-            return None
+        if peer is None or peer.card.incarnation != card.incarnation:
+            raise PeerReplaced("the roster changed", peer=f"{card.pod_name or card.pod_uid}/{card.rank}")
+        if not (peer.loaded or peer.loading):
+            raise unwired(peer)
         return peer
 
     def send(self, peer: Peer, frame: BaseModel) -> bool:
@@ -131,6 +134,8 @@ class Wiring:
             known = peer.reload or peer.lost
             peer.probed_at = time.monotonic()
             self.judge(peer, VerdictState.UNREACHABLE if known else VerdictState.REFUSED, *why)
+            if not known:  # for good: who asked it before its turn need not wait
+                self.hooks.on_peer_gone(peer, unwired(peer))
         elif peer.channel is not None:
             self.proofs.start(peer)
         elif self.card.role is Role.DECODE and not any(not t.done() for t in peer.tasks):
