@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import Backend, ContractModel, EngineType, MemoryKind, Role
 from pdtransfer.contract.geometry import ModelGeometry
 
@@ -86,13 +87,73 @@ class RoleFacts(ContractModel):
     draft_model: str | None = None
     draft_layers: int | None = None
     """Layers of the draft model's KV (d in the rules)."""
-    optimistic_prefill: bool | None = None
+    optimistic_prefill: int | None = None
+    """--optimistic-prefill-attempts, 0 is off."""
     all_cp_ranks_transfer: bool | None = None
     """SGLANG_DISAGGREGATION_ALL_CP_RANKS_TRANSFER."""
     sampling_mask: bool | None = None
     """SGLANG_ENABLE_DISAGG_SAMPLING_MASK."""
     ssm_dtype: str | None = None
     """Dtype of the recurrent state (--mamba-ssm-dtype)."""
+
+    whole_command: bool = False
+    """The whole command line and environment are known: what is None was not set, so that the engine's
+    own choice holds. Else None is unknown."""
+    accelerator: Accelerator | None = None
+    attention_backend: str | None = None
+    """--attention-backend; '' where none is set. Likewise the two that go before it."""
+    prefill_attention_backend: str | None = None
+    decode_attention_backend: str | None = None
+
+    hicache_mem_layout: str | None = None
+    hicache_io_backend: str | None = None
+    hicache_write_policy: str | None = None
+    hicache_host_memory_mode: str | None = None
+    """`cache` or `buffer_only`."""
+    hicache_ratio: float | None = None
+    """Host pool over device pool."""
+    hicache_size: int | None = None
+    """Host pool of a rank, GB; 0 leaves it to the ratio."""
+    hicache_host_memory_fraction: float | None = None
+    host_receive_threshold: float | None = None
+    """--disaggregation-decode-host-receive-threshold; 1 is off."""
+    unified_memory: bool | None = None
+    priority_scheduling: bool | None = None
+    disable_priority_preemption: bool | None = None
+    max_running_requests: int | None = None
+    decode_extra_slots: int | None = None
+    speculative_eagle_topk: int | None = None
+    speculative_adaptive: bool | None = None
+    host_memory: int | None = None
+    """Memory that all ranks of one pod may use, bytes (its limit)."""
+
+    staging_pool_mb: int | None = None
+    """SGLANG_DISAGG_STAGING_POOL_SIZE_MB: decode's staging ring, MiB a rank."""
+    mooncake_tcp: bool | None = None
+    """The backend was given as mooncake_tcp: Mooncake without RDMA."""
+    ib_device: str | None = None
+    """--disaggregation-ib-device, '' where none is set: names, or a JSON object of GPU id -> names."""
+    ucx_net_devices: str | None = None
+    """UCX_NET_DEVICES in the engine's environment, '' where it is not set."""
+    nixl_params: str | None = None
+    """SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS as it is written; '' where it is not set."""
+    nixl_plugins: frozenset[str] | None = None
+    """From running ranks: the plugins that NIXL finds in the engine's image."""
+    load_balance_method: str | None = None
+    force_query_prefill_dp_rank: bool | None = None
+    """SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK."""
+    sampling_mask_max_tokens: int | None = None
+    kv_checksum: bool | None = None
+    """--disaggregation-enable-kv-checksum."""
+    rank_host: str | None = None
+    """SGLANG_HOST_IP (or HOST_IP): the address that ranks tell each other; '' where it is not set."""
+    rust_server: bool | None = None
+    """SGLANG_RUST_SERVER."""
+    port: int | None = None
+    route_registered: bool | None = None
+    """From a running prefill: its bootstrap server answers /route for all of its ranks."""
+    max_top_logprobs: int | None = None
+    """Most top_logprobs that a request which reaches the engine may ask for."""
 
     @property
     def attention_dp(self) -> int:
@@ -132,10 +193,34 @@ class RoleFacts(ContractModel):
             "host": "127.0.0.1",
             "all_cp_ranks_transfer": False,
             "sampling_mask": False,
-            "optimistic_prefill": False,
+            "optimistic_prefill": 0,
+            "attention_backend": "",
+            "prefill_attention_backend": "",
+            "decode_attention_backend": "",
+            "hicache_mem_layout": "page_first",
+            "hicache_io_backend": "kernel",
+            "hicache_write_policy": "write_through",
+            "hicache_host_memory_mode": "cache",
+            "hicache_size": 0,
+            "hicache_host_memory_fraction": 0.8,
+            "host_receive_threshold": 1.0,
+            "unified_memory": False,
+            "priority_scheduling": False,
+            "disable_priority_preemption": False,
+            "speculative_adaptive": False,
+            "staging_pool_mb": 4096,
+            "mooncake_tcp": False,
+            "ib_device": "",
+            "ucx_net_devices": "",
+            "nixl_params": "",
+            "load_balance_method": "auto",
+            "force_query_prefill_dp_rank": False,
+            "kv_checksum": False,
+            "rank_host": "",
+            "rust_server": False,
         }
-        unset = {name: value for name, value in defaults.items() if getattr(self, name) is None}
-        return self.model_copy(update=unset)
+        unset: dict[str, object] = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return self.model_copy(update=unset | {"whole_command": True})
 
 
 NO_DRAFT_KV = frozenset({"", "NONE", "NGRAM", "LOOKAHEAD"})

@@ -98,6 +98,10 @@ class ModelGeometry(ContractModel):
     swa_v_head_dim: int | None = None
     max_context: int | None = None
     """Longest sequence the model was made for, tokens."""
+    architecture: str | None = None
+    """First of the config's `architectures`, by which SGLang knows the model."""
+    index_pool: int = Field(default=1, gt=0)
+    """Tokens that share one index key (DSA `index_kpool`); kpool in the formulas."""
 
     @model_validator(mode="after")
     def _complete(self) -> ModelGeometry:

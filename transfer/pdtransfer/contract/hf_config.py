@@ -44,6 +44,7 @@ def read_geometry(config: Mapping[str, Any]) -> ModelGeometry:
         "dtype": dtype,
         "model_type": model_type,
         "max_context": _optional(text, ("max_position_embeddings", "n_positions", "seq_length")),
+        "architecture": _architecture(config),
     }
     rank = _optional(text, ("kv_lora_rank",))
     if rank:
@@ -56,6 +57,7 @@ def read_geometry(config: Mapping[str, Any]) -> ModelGeometry:
             kv_lora_rank=rank,
             qk_rope_head_dim=rope,
             index_head_dim=index,
+            index_pool=_optional(text, ("index_kpool",)) or 1,
             **common,
         )
     return ModelGeometry(attention=AttentionKind.GQA, **_gqa(text), **common)
@@ -195,6 +197,12 @@ def _list(value: Any, name: str, layers: int) -> list[Any]:
 def _string(config: Mapping[str, Any], name: str) -> str | None:
     value = config.get(name)
     return value if isinstance(value, str) else None
+
+
+def _architecture(config: Mapping[str, Any]) -> str | None:
+    """Of the whole model: SGLang looks at the outer config."""
+    names = config.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 
 def _dtype(config: Mapping[str, Any]) -> str | None:
