@@ -155,6 +155,56 @@ class RoleFacts(ContractModel):
     max_top_logprobs: int | None = None
     """Most top_logprobs that a request which reaches the engine may ask for."""
 
+    kv_cache_sharding: bool | None = None
+    """--enable-kv-cache-sharding (prefill): each rank keeps a stripe of every page."""
+    dsa_cache_layer_split: bool | None = None
+    """--enable-dsa-cache-layer-split (prefill): context-parallel ranks keep different layers."""
+    allocation_policy: str | None = None
+    """--disaggregation-decode-allocation-policy: `early` or `prefill_complete`."""
+    pd_role_switch: bool | None = None
+    """--enable-pd-role-switch."""
+    expert_parallel: int | None = None
+    """--ep-size; None where it is not set (SGLang may then choose one)."""
+    moe_a2a_backend: str | None = None
+    """--moe-a2a-backend, `none` without one."""
+    decode_tp_sizes: frozenset[int] | None = None
+    """Of prefill: attention TP of every decode group that it serves (the one of this check and others, such
+    as an older revision that still runs). None: only the one of this check."""
+    hnd_kv_cache: bool | None = None
+    """SGLANG_USE_HND_KVCACHE: pages are laid out head by head."""
+    dsv4_attention_backend: str | None = None
+    """--dsv4-attn-backend of DeepSeek-V4."""
+    dsv4_kv_layout: str | None = None
+    """SGLANG_DSV4_KV_LAYOUT."""
+    dsv4_compressed_kv_layout: str | None = None
+    """SGLANG_DSV4_COMPRESSED_KV_LAYOUT."""
+    draft_tokens: int | None = None
+    """--speculative-num-draft-tokens."""
+    multi_layer_eagle: bool | None = None
+    """--enable-multi-layer-eagle."""
+    linear_replayssm: bool | None = None
+    """--enable-linear-replayssm."""
+    linear_replayssm_spec: bool | None = None
+    """--enable-linear-replayssm-spec."""
+    mamba_cache_strategy: str | None = None
+    """--mamba-radix-cache-strategy: auto, no_buffer, extra_buffer or extra_buffer_lazy."""
+    lmcache: bool | None = None
+    """--enable-lmcache."""
+    watermark: bool | None = None
+    """--enable-watermark."""
+    response_store: bool | None = None
+    """--enable-response-store."""
+    pdmux: bool | None = None
+    """--enable-pdmux."""
+    dllm_algorithm: str | None = None
+    """--dllm-algorithm (diffusion LLM), '' for none."""
+    minicpm_force_dense: bool | None = None
+    """SGLANG_MINICPM_FORCE_DENSE."""
+    max_prefill_tokens: int | None = None
+    """--max-prefill-tokens."""
+    transfer_queues: int | None = None
+    """SGLANG_DISAGGREGATION_QUEUE_SIZE: transfer threads of a prefill rank."""
+
     @property
     def attention_dp(self) -> int:
         """Attention DP after the engine rewrote the legacy spelling (rule A1)."""
@@ -218,6 +268,27 @@ class RoleFacts(ContractModel):
             "kv_checksum": False,
             "rank_host": "",
             "rust_server": False,
+            "kv_cache_sharding": False,
+            "dsa_cache_layer_split": False,
+            "allocation_policy": "early",
+            "pd_role_switch": False,
+            "moe_a2a_backend": "none",
+            "hnd_kv_cache": False,
+            "dsv4_attention_backend": "auto",
+            "dsv4_kv_layout": "v4",
+            "dsv4_compressed_kv_layout": "auto",
+            "multi_layer_eagle": False,
+            "linear_replayssm": False,
+            "linear_replayssm_spec": False,
+            "mamba_cache_strategy": "auto",
+            "lmcache": False,
+            "watermark": False,
+            "response_store": False,
+            "pdmux": False,
+            "dllm_algorithm": "",
+            "minicpm_force_dense": False,
+            "max_prefill_tokens": 16384,
+            "transfer_queues": 4,
         }
         unset: dict[str, object] = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         return self.model_copy(update=unset | {"whole_command": True})

@@ -9,9 +9,10 @@ from __future__ import annotations
 from pdtransfer.contract.geometry import AttentionKind, ModelGeometry
 
 DEEPSEEK_V4_ARCHITECTURES = frozenset(
-    {"DeepseekV4ForCausalLM", "DeepseekV4ForCausalLMNextN", "DeepseekV4ForCausalLMDSpark"}
+    {"DeepseekV4ForCausalLM", "DeepseekV4ForCausalLMNextN", "DeepseekV4ForCausalLMDSpark", "DeepseekV41ForCausalLM"}
 )
 DEEPSEEK_V4_TYPES = frozenset({"deepseek_v4", "deepseek_v41", "deepseek_v41_text"})
+DEEPSEEK_V41_TYPES = frozenset({"deepseek_v41", "deepseek_v41_text"})
 MINIMAX_M3_ARCHITECTURES = frozenset({"MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"})
 MINIMAX_M3_TYPES = frozenset({"minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"})
 DSA_ARCHITECTURES = frozenset(
@@ -55,3 +56,15 @@ def is_minimax_m3(geometry: ModelGeometry | None) -> bool:
 def is_dsa(geometry: ModelGeometry | None) -> bool:
     """DeepSeek sparse attention: DeepSeek-V3.2, GLM-5 and their kin (not DeepSeek-V4)."""
     return geometry is not None and geometry.attention is AttentionKind.DSA and not is_deepseek_v4(geometry)
+
+
+def is_deepseek_v41(geometry: ModelGeometry | None) -> bool:
+    """DeepSeek-V4.1. SGLang gives it V4's architecture and tells it by its type."""
+    return geometry is not None and (
+        geometry.architecture == "DeepseekV41ForCausalLM" or geometry.model_type in DEEPSEEK_V41_TYPES
+    )
+
+
+def is_glm5_next(geometry: ModelGeometry | None) -> bool:
+    """GLM-5-Next, which can share one group between context and tensor parallelism on prefill."""
+    return _is(geometry, frozenset({"Glm5NextForConditionalGeneration"}), frozenset({"glm5_next", "glm5_next_text"}))

@@ -102,6 +102,14 @@ class ModelGeometry(ContractModel):
     """First of the config's `architectures`, by which SGLang knows the model."""
     index_pool: int = Field(default=1, gt=0)
     """Tokens that share one index key (DSA `index_kpool`); kpool in the formulas."""
+    compressed_index_heads: int | None = None
+    """Heads of the compressed sparse index (QSA of Qwen4-Exp, `indexer_n_heads`); None without one."""
+    ssm_dtype: str | None = None
+    """Dtype of the recurrent state as the config names it, SGLang's float32 where it names none."""
+    minicpm_sparse: bool = False
+    """Some layers use MiniCPM's sparse attention."""
+    index_values: bool = False
+    """MiniMax-M3: some sparse layers keep an index value beside the index key."""
 
     @model_validator(mode="after")
     def _complete(self) -> ModelGeometry:

@@ -20,6 +20,8 @@ SLIDING = frozenset({"sliding_attention", "chunked_attention"})
 FULL = frozenset({"full_attention", "attention", "global_attention"})
 LINEAR = frozenset({"linear_attention", "mamba", "conv", "recurrent"})
 EVERY_SECOND_SLIDES = frozenset({"gemma2"})
+DEEPSEEK_V4_TYPES = frozenset({"deepseek_v4", "deepseek_v41", "deepseek_v41_text"})
+SSM_DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
 
 def read_geometry(config: Mapping[str, Any]) -> ModelGeometry:
@@ -45,7 +47,10 @@ def read_geometry(config: Mapping[str, Any]) -> ModelGeometry:
         "model_type": model_type,
         "max_context": _optional(text, ("max_position_embeddings", "n_positions", "seq_length")),
         "architecture": _architecture(config),
+        **_peculiar(text, layers, linear),
     }
+    if _string(config, "model_type") in DEEPSEEK_V4_TYPES or model_type in DEEPSEEK_V4_TYPES:
+        return _deepseek_v4(text, common)
     rank = _optional(text, ("kv_lora_rank",))
     if rank:
         rope = _need(text, ("qk_rope_head_dim",))
@@ -61,6 +66,39 @@ def read_geometry(config: Mapping[str, Any]) -> ModelGeometry:
             **common,
         )
     return ModelGeometry(attention=AttentionKind.GQA, **_gqa(text), **common)
+
+
+def _deepseek_v4(text: Mapping[str, Any], common: Mapping[str, Any]) -> ModelGeometry:
+    """DeepSeek-V4 and V4.1: one row of `head_dim` elements for all heads (its rope part is within), with an
+    index. What a page really holds depends on each layer's compression; cards tell it."""
+    return ModelGeometry(
+        attention=AttentionKind.DSA,
+        kv_heads=1,
+        head_dim=_optional(text, ("head_dim", "v_head_dim")) or 512,
+        index_head_dim=_optional(text, ("index_head_dim",)),
+        **common,
+    )
+
+
+def _peculiar(text: Mapping[str, Any], layers: int, linear: tuple[int, ...]) -> dict[str, Any]:
+    """What some families have beside their KV. Names and defaults are those of SGLang 0.5.23's own readers."""
+    found: dict[str, Any] = {"compressed_index_heads": _optional(text, ("indexer_n_heads",))}
+    if linear:
+        stated = _string(text, "mamba_ssm_dtype")
+        found["ssm_dtype"] = stated if stated in SSM_DTYPES else "float32"
+    if isinstance(text.get("sparse_config"), Mapping):
+        # MiniCPM repeats `mixer_types` over its layers; without the field all of them are sparse.
+        mixers = text.get("mixer_types")
+        names = [str(m) for m in mixers] if isinstance(mixers, list) and mixers else ["minicpm4"]
+        found["minicpm_sparse"] = any(not name.startswith("lightning") for name in names[:layers])
+    sparse = text.get("sparse_attention_config")
+    if isinstance(sparse, Mapping):
+        # MiniMax-M3: a layer of frequency 0 is dense; a sparse one has an index value unless it is switched off.
+        often, keys_only = sparse.get("sparse_attention_freq"), sparse.get("sparse_disable_index_value")
+        off = keys_only if isinstance(keys_only, list) else []
+        if isinstance(often, list):
+            found["index_values"] = any(f and not (i < len(off) and off[i]) for i, f in enumerate(often))
+    return found
 
 
 def _gqa(text: Mapping[str, Any]) -> dict[str, Any]:
