@@ -46,6 +46,21 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """Who asked one prefill rank for one room so far: `ranks` of the `required` decode ranks, and the first
+    prompt page they want (what is before it they have)."""
+
+    ranks: int
+    required: int
+    first_page: int
+
+    @property
+    def complete(self) -> bool:
+        """Everyone has asked."""
+        return self.ranks >= self.required
+
+
+@dataclass(frozen=True)
 class Timeouts:
     """Seconds. Every state has its own deadline on both sides."""
 
@@ -145,11 +160,16 @@ class Endpoint(Protocol):
         tokens: int,
         memory: MemoryKind | None = None,
         pools: Mapping[str, Sequence[int]] | None = None,
+        group: int | None = None,
     ) -> Receiver:
         """Ask for a room's KV into `pages`, which hold prompt pages `first_page ..` of `tokens` tokens.
 
         `memory` says where the pages lie when this rank registered a layer in both kinds; `pools` has
-        the page list of each other page space (matched with prefill's by position)."""
+        the page list of each other page space (matched with prefill's by position); `group` is the
+        data-parallel rank of prefill to ask, when it is not the room modulo their number."""
+
+    def asked(self, room: int) -> Asked | None:
+        """What decode ranks want of a room, opened or not; None while nobody asked."""
 
     def send(self, *, room: int, tokens: int) -> Sender: ...
     @property

@@ -17,7 +17,7 @@ from pdtransfer.contract.verdict import Verdict, VerdictState
 from pdtransfer.errors import BadInput, Draining, PeerUnreachable
 from pdtransfer.peers import key_of, real_kind
 from pdtransfer.session import validate
-from pdtransfer.session.api import EndpointConfig, PoolRegion
+from pdtransfer.session.api import Asked, EndpointConfig, PoolRegion
 from pdtransfer.session.calibrate import copy_rates
 from pdtransfer.session.core import Core
 from pdtransfer.session.depot import Depot
@@ -171,9 +171,11 @@ class RankEndpoint:
         tokens: int,
         memory: MemoryKind | None = None,
         pools: Mapping[str, Sequence[int]] | None = None,
+        group: int | None = None,
     ) -> ReceiveTransfer:
         """Ask for a room's KV into `pages` (prompt pages `first_page ..`), and `pools` for other page
-        spaces; `memory` where a layer is registered in both kinds. Raises BadInput, which names the argument."""
+        spaces; `memory` where a layer is registered in both kinds; `group` is prefill's data-parallel rank
+        (None: by the room). Raises BadInput, which names the argument."""
         room = self._alive(room, Role.DECODE)
         attempt = validate.whole("attempt", attempt, 0, 1 << 63, room=room)
         bootstrap = validate.words("bootstrap", bootstrap, room=room)
@@ -182,7 +184,9 @@ class RankEndpoint:
         tokens = validate.whole("tokens", tokens, 1, 1 << 40, room=room)
         memory = validate.memory("memory", memory, room=room)
         pools = validate.pools("pools", pools, room=room)
-        sources = self._routes.of(room, bootstrap)
+        if group is not None:
+            group = validate.whole("group", group, 0, 1 << 20, room=room)
+        sources = self._routes.of(room, bootstrap, group)
         refused = {(v.peer_pod_uid, v.peer_rank): v for v in self.verdicts if v.state is VerdictState.REFUSED}
         for card in sources:
             verdict = refused.get(key_of(card))
@@ -198,6 +202,13 @@ class RankEndpoint:
         self._core.track(sender.cell)
         self._core.call(self._source.command, "open", sender)
         return sender
+
+    def asked(self, room: int) -> Asked | None:
+        """What decode ranks want of a room, opened or not; None while nobody asked. Cheap, from any thread."""
+        requests = self._source.asked(room)
+        if not requests:
+            return None
+        return Asked(len(requests), max(r.required for r in requests), max(r.first_page for r in requests))
 
     def _alive(self, room: int, role: Role) -> int:
         """The room, when this rank takes transfers of that side."""

@@ -104,6 +104,12 @@ class Rooms:
         legs = (*(room.legs.values() if room is not None else ()), *self.pending.get(number, {}).values())
         return next((leg.peer for leg in legs if leg.error is None), None)
 
+    def asked(self, number: int) -> tuple[Request, ...]:
+        """What decode ranks asked of this room and may still get. From any thread: copies are made in one step."""
+        room, waiting = self.open.get(number), self.pending.get(number)
+        legs = (*(list(room.legs.values()) if room is not None else ()), *(list(waiting.values()) if waiting else ()))
+        return tuple(leg.request for leg in legs if leg.error is None)
+
     def wait(self, leg: Leg) -> None:
         """Keep a request until the engine opens its room."""
         self.pending.setdefault(leg.request.room, {})[leg.peer.key] = leg

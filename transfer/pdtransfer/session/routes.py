@@ -36,15 +36,19 @@ class Routes:
             self._behind[bootstrap] = found
         return found
 
-    def of(self, room: int, bootstrap: str) -> Route:
-        """The ranks to ask: one data-parallel group (room modulo its size, SGLang's rule), and
+    def of(self, room: int, bootstrap: str, group: int | None = None) -> Route:
+        """The ranks to ask: one data-parallel group (None: room modulo their number, SGLang's rule), and
         together they must hold every region and head of this rank. Raises PeerNotRostered."""
         cards = self.behind(bootstrap)
-        group = tuple(c for c in cards if c.layout.coordinates.dp == room % c.layout.coordinates.dp_size)
-        key = tuple(id(c) for c in group)
+        ranks = tuple(
+            c
+            for c in cards
+            if c.layout.coordinates.dp == (room % c.layout.coordinates.dp_size if group is None else group)
+        )
+        key = tuple(id(c) for c in ranks)
         held = self._groups.get(key)
         if held is None:
-            held = self._groups[key] = (group, coverage_gap(group, self._mine))
+            held = self._groups[key] = (ranks, coverage_gap(ranks, self._mine))
         if held[1] is not None:
             raise PeerNotRostered(held[1], room=room, peer=bootstrap)
         return held[0]
