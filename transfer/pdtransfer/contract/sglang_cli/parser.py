@@ -1,0 +1,133 @@
+"""Reads SGLang's flags as SGLang's own parser would, without SGLang: argparse over the table of its flags.
+
+Abbreviations, `--flag=value`, the last of several, flags that take a list: all argparse's own. One thing differs:
+SGLang ends at the first mistake, here every flag is read by itself, so that one mistake hides nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from pdtransfer.contract.sglang_cli.flags import BY_DEST, FLAGS, OTHERS, READ_FROM
+from pdtransfer.contract.sglang_cli.kinds import Kind, argparse_options
+
+_NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What a list of arguments sets.
+
+    `values` holds only what was given, by the setting's name (`tp_size`). `problems` are arguments that SGLang
+    0.5.23 refuses; `unknown` names the flags among them that it does not have: another version may."""
+
+    values: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    problems: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    def given(self, dest: str) -> bool:
+        """Whether the arguments set it."""
+        return dest in self.values
+
+    def get(self, dest: str) -> Any:
+        """The value given, else SGLang's default (None for settings that no rule reads)."""
+        return self.values[dest] if dest in self.values else BY_DEST[dest].default
+
+
+class _Refused(Exception):
+    pass
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Refused(message)
+
+
+@cache
+def _parser() -> _Parser:
+    parser = _Parser(prog="sglang", add_help=False, argument_default=argparse.SUPPRESS)
+    for flag in (*FLAGS, *OTHERS):
+        if flag.kind is Kind.PAIR:
+            parser.add_argument(*flag.names, dest=flag.dest, action="store_const", const=True)
+            off = ["--no-" + name.removeprefix("--") for name in flag.names]
+            parser.add_argument(*off, dest=flag.dest, action="store_const", const=False)
+            continue
+        options = argparse_options(flag.kind)
+        if flag.choices:
+            options["choices"] = flag.choices
+        parser.add_argument(*flag.names, dest=flag.dest, **options)
+    return parser
+
+
+@cache
+def _names() -> frozenset[str]:
+    rows = (*FLAGS, *OTHERS)
+    off = {"--no-" + n.removeprefix("--") for f in rows if f.kind is Kind.PAIR for n in f.names}
+    return frozenset(n for f in rows for n in f.names) | off
+
+
+def meant(name: str) -> tuple[str, ...]:
+    """Every flag that argparse could take this spelling for: itself, or all it is a beginning of."""
+    if name in _names():
+        return (name,)
+    if name.startswith("--"):
+        return tuple(sorted(n for n in _names() if n.startswith(name)))
+    return ("-h",) if name.startswith("-h") else ()
+
+
+def is_flag(argument: str) -> bool:
+    """Whether argparse takes this argument for a flag, known or not, rather than for a value."""
+    if not argument.startswith("-") or argument == "-":
+        return False
+    if meant(argument) or meant(argument.partition("=")[0]):
+        return True
+    return not _NEGATIVE_NUMBER.fullmatch(argument) and " " not in argument
+
+
+def read_flags(arguments: Sequence[str]) -> Flags:
+    """Every flag of `arguments` (without a program before them). Never raises for any strings."""
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    unknown: list[str] = []
+    for group in _groups(arguments):
+        name = group[0].partition("=")[0]
+        if not is_flag(group[0]):
+            problems += [f"{a!r} belongs to no flag" for a in group]
+            continue
+        if not meant(group[0]) and not meant(name):
+            unknown.append(name)
+            continue
+        try:
+            found, left = _parser().parse_known_args(group)
+        except _Refused as refused:
+            problems.append(str(refused).removeprefix("argument "))
+            continue
+        values |= vars(found)
+        problems += [f"{a!r} belongs to no flag" for a in left]
+    problems += [f"{name}: SGLang {READ_FROM} has no such flag{_near(name)}" for name in dict.fromkeys(unknown)]
+    return Flags(MappingProxyType(values), tuple(problems), tuple(dict.fromkeys(unknown)))
+
+
+def _groups(arguments: Sequence[str]) -> list[list[str]]:
+    """Arguments cut before each flag. After `--` argparse takes everything for values without a flag."""
+    groups: list[list[str]] = []
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            return groups + [[a] for a in arguments[index + 1 :]]
+        if is_flag(argument) or not groups:
+            groups.append([argument])
+        else:
+            groups[-1].append(argument)
+    return groups
+
+
+def _near(name: str) -> str:
+    """A hint for the commonest mistake, underscores."""
+    dashed = name.replace("_", "-")
+    return f" (it is spelled {dashed})" if dashed in _names() else ""
