@@ -28,9 +28,10 @@ OWNED_VOLUMES = (
     names.VOLUME_MODEL,
     names.VOLUME_SOCKET,
     names.VOLUME_TLS,
+    names.VOLUME_PLUGIN,
     names.VOLUME_SHM,
 )
-OWNED_MOUNTS = (names.MODEL_PATH, names.SOCKET_DIR, names.TLS_DIR, "/dev/shm")
+OWNED_MOUNTS = (names.MODEL_PATH, names.SOCKET_DIR, names.TLS_DIR, names.PLUGIN_VOLUME_DIR, "/dev/shm")
 _OWNED_MOUNT = f"^({'|'.join(OWNED_MOUNTS)})/?$|^({'|'.join(NOTHING_BELOW)})/"
 _ODD_PATH = "^[^/]|//|/[.][.]?(/|$)"
 

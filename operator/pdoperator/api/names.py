@@ -32,15 +32,18 @@ GATE_KV_WIRED = "pdcluster.io/kv-wired"
 # Container and volume names in engine pods.
 CONTAINER_ENGINE = "engine"
 CONTAINER_SIDECAR = "pdtransfer"
+CONTAINER_INSTALLER = "pdtransfer-plugin"
 CONTAINER_ROUTER = "router"
 VOLUME_MODEL = "model"
 VOLUME_SOCKET = "pdtransfer-socket"
 VOLUME_TLS = "pdtransfer-tls"
+VOLUME_PLUGIN = "pdtransfer-plugin"
 VOLUME_SHM = "dshm"
 MODEL_PATH = "/mnt/models"
 SOCKET_DIR = "/run/pdtransfer"
 SOCKET_PATH = "/run/pdtransfer/sidecar.sock"
 TLS_DIR = "/etc/pdtransfer/tls"
+PLUGIN_VOLUME_DIR = "/opt/pdtransfer"
 
 # Ports.
 PORT_ENGINE_HTTP = 30000

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pdoperator.api import names
-from pdoperator.api.spec import EnvVar, PDClusterSpec, TimeoutsSpec
+from pdoperator.api.spec import EnvVar, FabricType, PDClusterSpec, TimeoutsSpec
 from pdtransfer.contract.base import Backend
 
 OWN_ENV = (
@@ -19,12 +19,16 @@ OWN_ENV = (
     "PDCLUSTER_REVISION",
     "PDTRANSFER_SOCKET",
     "PDTRANSFER_TLS_DIR",
+    "PDTRANSFER_WAITING_TIMEOUT",
+    "PDTRANSFER_TRANSFER_TIMEOUT",
+    "PDTRANSFER_NET_DEVICES",
+    "PDTRANSFER_MODEL_REVISION",
 )
 """Names in `env` that the operator sets itself; a spec that sets one of them is refused."""
 
 
 def own_env(*, with_sidecar: bool) -> list[dict[str, Any]]:
-    """The variables of OWN_ENV, for the engine and for the sidecar alike."""
+    """Who the pod is and where its ranks and its sidecar meet, for the engine and for the sidecar alike."""
 
     def field(name: str, path: str) -> dict[str, Any]:
         return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
@@ -51,6 +55,15 @@ def user_env(env: tuple[EnvVar, ...]) -> list[dict[str, Any]]:
         for e in env
         if e.name not in OWN_ENV
     ]
+
+
+def replaceable_env(spec: PDClusterSpec) -> list[dict[str, Any]]:
+    """What SGLang should know of the pod, unless the spec's env says otherwise. Kubernetes fills $(POD_IP) in."""
+    env = [{"name": "SGLANG_HOST_IP", "value": "$(POD_IP)"}]
+    fabric = spec.transfer.fabric
+    if spec.transfer.backend is Backend.NIXL and fabric.type is FabricType.TCP and fabric.devices:
+        env.append({"name": "UCX_NET_DEVICES", "value": ",".join(fabric.devices)})
+    return env
 
 
 def sglang_env(spec: PDClusterSpec) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Containers of an engine pod: the engine and the sidecar.
+"""Containers of an engine pod: the engine and the sidecar. The plugin's installer has its own module.
 
 Liveness probes are left out on purpose: a long compile stall must not kill a rank. The sidecar has
 no startup probe either, it would block the engine's start.
@@ -10,8 +10,9 @@ from typing import Any
 
 from pdoperator.api import names
 from pdoperator.api.spec import FabricType, PDClusterSpec, RoleSpec
-from pdoperator.domain.container_env import own_env, sglang_env, user_env
+from pdoperator.domain.container_env import own_env, replaceable_env, sglang_env, user_env
 from pdoperator.domain.engine_command import engine_command
+from pdoperator.domain.plugin import launched, plugin_env, plugin_mount, wants_plugin
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.domain.template import merge_mounts
 from pdtransfer.contract.base import Backend, EngineType, Role
@@ -23,7 +24,7 @@ LAST_WORDS = "FallbackToLogsOnError"
 
 def wants_sidecar(spec: PDClusterSpec) -> bool:
     """Reference reports through a sidecar with either backend; SGLang's own backends know no cards."""
-    return spec.engine.type is EngineType.REFERENCE
+    return spec.engine.type is EngineType.REFERENCE or wants_plugin(spec)
 
 
 def _mount(name: str, path: str, read_only: bool = False) -> dict[str, Any]:
@@ -115,8 +116,14 @@ def engine_container(spec: PDClusterSpec, side: Role, role: RoleSpec, settings: 
         mounts.append(_mount(names.VOLUME_SOCKET, names.SOCKET_DIR))
         mounts.append(_mount(names.VOLUME_TLS, names.TLS_DIR, read_only=True))
     env = own_env(with_sidecar=wants_sidecar(spec))
+    theirs = user_env(role.env)
     if not reference:
-        env += sglang_env(spec)
+        named = {e["name"] for e in theirs}
+        env += sglang_env(spec) + [e for e in replaceable_env(spec) if e["name"] not in named]
+    if wants_plugin(spec):
+        command = launched(command)
+        mounts.append(plugin_mount(read_only=True))
+        env += plugin_env(spec)
     mounts = merge_mounts(mounts, role.template.volume_mounts)
     container: dict[str, Any] = {
         "name": names.CONTAINER_ENGINE,
@@ -125,7 +132,7 @@ def engine_container(spec: PDClusterSpec, side: Role, role: RoleSpec, settings: 
         "command": command,
         "args": args,
         "terminationMessagePolicy": LAST_WORDS,
-        "env": env + [e for e in user_env(role.env) if e["name"] not in {o["name"] for o in env}],
+        "env": env + [e for e in theirs if e["name"] not in {o["name"] for o in env}],
         "ports": [
             {"name": "http", "containerPort": names.PORT_ENGINE_HTTP},
             {"name": "bootstrap", "containerPort": names.PORT_BOOTSTRAP},

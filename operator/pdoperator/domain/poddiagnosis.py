@@ -20,6 +20,7 @@ _NEVER_RAN = ("StartError", "ContainerCannotRun")
 _IMAGE_OF = {
     names.CONTAINER_ENGINE: "spec.engine.image",
     names.CONTAINER_SIDECAR: "spec.transfer.image",
+    names.CONTAINER_INSTALLER: "spec.transfer.image",
     names.CONTAINER_ROUTER: "spec.router.image",
 }
 _VOLUMES = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")

@@ -10,6 +10,7 @@ from pdoperator.api import names
 from pdoperator.api.spec import FabricType, PDClusterSpec
 from pdoperator.domain.containers import engine_container, rank_claims, sidecar_container, wants_sidecar
 from pdoperator.domain.observed import ClusterObject
+from pdoperator.domain.plugin import installer_container, plugin_volume, wants_plugin
 from pdoperator.domain.revision import role_spec
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.domain.template import apply_template, merge_named
@@ -124,6 +125,8 @@ def engine_pod(
     }
     if wants_sidecar(spec):
         pod_spec["initContainers"] = [sidecar_container(spec, settings)]
+    if wants_plugin(spec):
+        pod_spec["initContainers"].append(installer_container(spec, settings))
     if wants_gate(spec):
         pod_spec["readinessGates"] = [{"conditionType": names.GATE_KV_WIRED}]
     if rdma and fabric.host_network:
@@ -155,4 +158,6 @@ def _volumes(cluster: ClusterObject, spec: PDClusterSpec) -> list[dict[str, Any]
     if wants_sidecar(spec):
         volumes.append({"name": names.VOLUME_SOCKET, "emptyDir": {}})
         volumes.append({"name": names.VOLUME_TLS, "secret": {"secretName": names.tls_secret_name(cluster.name)}})
+    if wants_plugin(spec):
+        volumes.append(plugin_volume())
     return volumes

@@ -10,7 +10,7 @@ class DecideSettings:
     """All times are seconds."""
 
     transfer_image: str = "pdcluster/transfer:latest"
-    """Image of the sidecar, unless the spec names one."""
+    """Image of the sidecar and of SGLang's plugin, unless the spec names one."""
     router_image: str = "lightseekorg/smg:v1.13.0"
     operator_namespace: str = "pdcluster-system"
     image_pull_policy: str = "IfNotPresent"

@@ -13,13 +13,13 @@ from typing import Any
 from pdoperator.api import names
 from pdoperator.api.spec import PodTemplate
 
-NOTHING_BELOW = (names.SOCKET_DIR, names.TLS_DIR)
-"""Whoever replaces a file in these decides whom a rank talks to."""
+NOTHING_BELOW = (names.SOCKET_DIR, names.TLS_DIR, names.PLUGIN_VOLUME_DIR)
+"""Whoever replaces a file in these decides whom a rank talks to, or what runs in it."""
 
 
 def merge_mounts(ours: list[dict[str, Any]], theirs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Ours, then theirs that neither take a path of ours nor lie in the socket's or the
-    certificates' folder, however the path is spelled."""
+    """Ours, then theirs that neither take a path of ours nor lie in the socket's, the
+    certificates' or the plugin's folder, however the path is spelled."""
     taken = {str(m["mountPath"]) for m in ours}
 
     def free(mount: Mapping[str, Any]) -> bool:
