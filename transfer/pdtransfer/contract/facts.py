@@ -12,6 +12,7 @@ from pydantic import Field
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import Backend, ContractModel, EngineType, MemoryKind, Role
 from pdtransfer.contract.geometry import ModelGeometry
+from pdtransfer.contract.launch_defaults import LAUNCH_DEFAULTS
 
 
 class HostKVMode(StrEnum):
@@ -124,6 +125,9 @@ class RoleFacts(ContractModel):
     decode_extra_slots: int | None = None
     speculative_eagle_topk: int | None = None
     speculative_adaptive: bool | None = None
+    disable_overlap_schedule: bool | None = None
+    linear_attention_backend: str | None = None
+    """--linear-attn-backend."""
     host_memory: int | None = None
     """Memory that all ranks of one pod may use, bytes (its limit)."""
 
@@ -154,6 +158,8 @@ class RoleFacts(ContractModel):
     """From a running prefill: its bootstrap server answers /route for all of its ranks."""
     max_top_logprobs: int | None = None
     """Most top_logprobs that a request which reaches the engine may ask for."""
+    resolved: bool = False
+    """Read from a running server's own settings, after it changed what it changes: contract.effective adds nothing."""
 
     kv_cache_sharding: bool | None = None
     """--enable-kv-cache-sharding (prefill): each rank keeps a stripe of every page."""
@@ -175,7 +181,7 @@ class RoleFacts(ContractModel):
     dsv4_attention_backend: str | None = None
     """--dsv4-attn-backend of DeepSeek-V4."""
     dsv4_kv_layout: str | None = None
-    """SGLANG_DSV4_KV_LAYOUT."""
+    """SGLANG_DSV4_KV_LAYOUT; '' where it is not set."""
     dsv4_compressed_kv_layout: str | None = None
     """SGLANG_DSV4_COMPRESSED_KV_LAYOUT."""
     draft_tokens: int | None = None
@@ -229,68 +235,9 @@ class RoleFacts(ContractModel):
 
         Only for a caller who knows the whole command line and environment, such as the operator
         that composes them: an absent flag is then a known value, not an unknown one."""
-        defaults = {
-            "decode_radix_cache": False,
-            "hierarchical_cache": False,
-            "decode_offload": False,
-            "hicache_storage_backend": "",
-            "retraction_backup": "",
-            "mixed_chunk": False,
-            "speculative_algorithm": "",
-            "staging_buffer": False,
-            "nixl_backend": "UCX",
-            "bootstrap_port": 8998,
-            "host": "127.0.0.1",
-            "all_cp_ranks_transfer": False,
-            "sampling_mask": False,
-            "optimistic_prefill": 0,
-            "attention_backend": "",
-            "prefill_attention_backend": "",
-            "decode_attention_backend": "",
-            "hicache_mem_layout": "page_first",
-            "hicache_io_backend": "kernel",
-            "hicache_write_policy": "write_through",
-            "hicache_host_memory_mode": "cache",
-            "hicache_size": 0,
-            "hicache_host_memory_fraction": 0.8,
-            "host_receive_threshold": 1.0,
-            "unified_memory": False,
-            "priority_scheduling": False,
-            "disable_priority_preemption": False,
-            "speculative_adaptive": False,
-            "staging_pool_mb": 4096,
-            "mooncake_tcp": False,
-            "ib_device": "",
-            "ucx_net_devices": "",
-            "nixl_params": "",
-            "load_balance_method": "auto",
-            "force_query_prefill_dp_rank": False,
-            "kv_checksum": False,
-            "rank_host": "",
-            "rust_server": False,
-            "kv_cache_sharding": False,
-            "dsa_cache_layer_split": False,
-            "allocation_policy": "early",
-            "pd_role_switch": False,
-            "moe_a2a_backend": "none",
-            "hnd_kv_cache": False,
-            "dsv4_attention_backend": "auto",
-            "dsv4_kv_layout": "v4",
-            "dsv4_compressed_kv_layout": "auto",
-            "multi_layer_eagle": False,
-            "linear_replayssm": False,
-            "linear_replayssm_spec": False,
-            "mamba_cache_strategy": "auto",
-            "lmcache": False,
-            "watermark": False,
-            "response_store": False,
-            "pdmux": False,
-            "dllm_algorithm": "",
-            "minicpm_force_dense": False,
-            "max_prefill_tokens": 16384,
-            "transfer_queues": 4,
+        unset: dict[str, object] = {
+            name: value for name, value in LAUNCH_DEFAULTS.items() if getattr(self, name) is None
         }
-        unset: dict[str, object] = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         return self.model_copy(update=unset | {"whole_command": True})
 
 

@@ -1,0 +1,76 @@
+"""KV dtype `auto`, and the DSA kernels that decide how a row is laid out (rules B5, B6).
+
+Formulas: sglang.srt.arg_groups.overrides._dsa_kv_cache_dtype_default, _dsa_split_backend_resolution,
+_deepseek_v4_kv_cache_dtype.
+"""
+
+from __future__ import annotations
+
+from pdtransfer.contract.accelerator import Accelerator
+from pdtransfer.contract.effective.rewrite import Draft
+from pdtransfer.contract.facts import HostKVMode
+from pdtransfer.contract.families import is_deepseek_v4, is_dsa
+from pdtransfer.contract.geometry import is_fp8
+
+_OVERRIDES = "arg_groups/overrides.py"
+_SINKS = frozenset({"HYV4ForCausalLM"})
+"""May have learnable sinks, which decide both; a geometry does not tell."""
+_BLACKWELL = 10
+
+
+def kv_dtype(d: Draft) -> None:
+    """What `auto` (the default) becomes. Other models keep it: it then means the model's dtype."""
+    d.fill(kv_dtype="auto", model_dtype="auto")
+    if is_deepseek_v4(d.geometry):
+        if d.now.kv_dtype == "auto":
+            why = "DeepSeek-V4 keeps its KV in fp8"
+            d.set("B5", "kv_dtype", "fp8_e4m3", why, f"{_OVERRIDES} _deepseek_v4_kv_cache_dtype")
+        return
+    if not _dsa_on_gpu(d):
+        return
+    source = f"{_OVERRIDES} _dsa_kv_cache_dtype_default"
+    if d.now.kv_dtype == "bf16":
+        d.set("B5", "kv_dtype", "bfloat16", "DSA spells it out", source)
+    if d.now.kv_dtype != "auto":
+        return
+    if _sinks_untold(d):
+        d.set("B5", "kv_dtype", None, "bfloat16 if the model has attention sinks", source)
+        return
+    blackwell = d.accelerator.major >= _BLACKWELL
+    why = f"DSA on {d.accelerator.value}"
+    d.set("B5", "kv_dtype", "fp8_e4m3" if blackwell else "bfloat16", why, source)
+
+
+def dsa_backend(d: Draft) -> None:
+    """The kernels of this role, --dsa-prefill-backend or --dsa-decode-backend, where none is set."""
+    if not _dsa_on_gpu(d) or not d.unset("dsa_backend") or d.now.kv_dtype is None or _sinks_untold(d):
+        return
+    chosen = _kernels(d, is_fp8(d.now.kv_dtype))
+    why = f"DSA with {d.now.kv_dtype} on {d.accelerator.value}"
+    d.set("B6", "dsa_backend", chosen, why, f"{_OVERRIDES} _dsa_split_backend_resolution")
+
+
+def _kernels(d: Draft, fp8: bool) -> str:
+    chip, blackwell = d.accelerator, d.accelerator.major >= _BLACKWELL
+    architecture = d.geometry.architecture if d.geometry else None
+    if architecture == "GlmMoeDsaForCausalLM" and chip is Accelerator.SM120 and fp8:
+        return "flashinfer_sparse_mla"
+    if d.now.host_kv is HostKVMode.HISPARSE:
+        if chip is Accelerator.ROCM:
+            return "tilelang"
+        return "flashmla_kv" if fp8 else "flashmla_sparse"
+    if chip is Accelerator.ROCM:
+        return "triton"
+    if fp8:
+        return "trtllm" if blackwell else "flashmla_kv"
+    if d.prefill:
+        return "flashmla_sparse"
+    return "trtllm" if blackwell else "fa3"
+
+
+def _dsa_on_gpu(d: Draft) -> bool:
+    return is_dsa(d.geometry) and d.accelerator is not Accelerator.CPU
+
+
+def _sinks_untold(d: Draft) -> bool:
+    return d.geometry is not None and d.geometry.architecture in _SINKS
