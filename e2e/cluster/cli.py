@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     images.add_argument(
         "--mount", type=Path, action="append", default=[], help="a further folder to show (the one .venv/.layer names)"
     )
+    images.add_argument("--engine", type=Path, help="an engine's virtual environment: its image is made too")
     return parser
 
 
@@ -181,7 +182,8 @@ def _run(options: argparse.Namespace) -> int:
                 options.source.absolute(),
                 tuple(path.absolute() for path in options.mount),
             )
-            print("\n".join(cluster.load_project_images(folders)))
+            engine = image_set.ProjectFolders(options.engine.absolute(), None) if options.engine else None
+            print("\n".join(cluster.load_project_images(folders, engine)))
     return 0
 
 

@@ -205,19 +205,25 @@ class Cluster:
                 loaded += containerd.import_image(self.layout.node(node.name), archive.absolute(), given)
         return sorted(set(loaded))
 
-    def load_project_images(self, folders: image_set.ProjectFolders) -> list[str]:
-        """Shares the folders with the nodes and imports the project's images."""
+    def load_project_images(
+        self, folders: image_set.ProjectFolders, engine: image_set.ProjectFolders | None = None
+    ) -> list[str]:
+        """Shares the folders with the nodes and imports the project's images, and the engine's if one is given."""
         started = time.monotonic()
         tools = tools_module.ensure_tools(self._say)
         names = [node.name for node in self.nodes()]
         environment = folders.make_environment(self.layout.pod_environment)
         shares.remember(self.layout, folders.shared(environment))
-        self._share(names)
         images = [
             image_set.pause_image(tools),
             image_set.busybox_image(),
             image_set.project_image(folders, environment),
         ]
+        if engine is not None:
+            beside = engine.make_environment(self.layout.engine_environment)
+            shares.remember(self.layout, engine.shared(beside))
+            images.append(image_set.engine_image(engine, beside))
+        self._share(names)
         imported = image_set.load(self.layout, names, images)
         for line in imported:
             self._say(f"imported {line}")

@@ -4,6 +4,7 @@ All are small. The project's image holds links into /host, where the nodes
 show folders of the host (see shares.py): the system's /usr, the Python
 installation, the packages and the source tree (see pod_env.py). So a pod runs
 the code as it is in the working tree, and nothing is packed again after an edit.
+The engine's image is made the same way of an environment of its own, without the source tree.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .oci import DEFAULT_PATH, Image, ImageConfig, Tree
 from .paths import Layout
 
 PROJECT_IMAGE = "pdcluster.local/pdcluster:dev"
+ENGINE_IMAGE = "pdcluster.local/sglang:cpu"
 BUSYBOX_IMAGE = "pdcluster.local/busybox:1"
 NONROOT = 65532
 
@@ -82,10 +84,10 @@ def _accounts(tree: Tree) -> None:
 
 @dataclass(frozen=True)
 class ProjectFolders:
-    """What of the host the project's image needs."""
+    """What of the host an image of a Python environment needs: the project's, or an engine's (without `source`)."""
 
     venv: Path
-    source: Path
+    source: Path | None
     extra: tuple[Path, ...] = ()
 
     def python(self) -> list[Path]:
@@ -109,7 +111,8 @@ class ProjectFolders:
 
     def shared(self, pod_environment: Path) -> list[Path]:
         """Folders that the nodes show below /host."""
-        wanted = [self.venv, self.venv.resolve(), self.source, *self.python(), *self.extra, pod_environment]
+        wanted = [self.venv, self.venv.resolve(), *self.python(), *self.extra, pod_environment]
+        wanted += [] if self.source is None else [self.source]
         return [*_system_folders(), *_outside_usr(wanted)]
 
     def make_environment(self, into: Path) -> Path:
@@ -130,18 +133,28 @@ def _system_folders() -> list[Path]:
 
 
 def project_image(folders: ProjectFolders, pod_environment: Path) -> Image:
+    """The project's image, which runs as a user of its own."""
+    return _python_image(PROJECT_IMAGE, folders, pod_environment, user=f"{NONROOT}:{NONROOT}")
+
+
+def engine_image(folders: ProjectFolders, pod_environment: Path) -> Image:
+    """An engine's image: root, as in SGLang's own images, and nothing of this project."""
+    return _python_image(ENGINE_IMAGE, folders, pod_environment, user="0:0")
+
+
+def _python_image(name: str, folders: ProjectFolders, pod_environment: Path, user: str) -> Image:
     tree = Tree()
     environment = f"{containerd.HOST_MOUNT}{pod_environment.absolute()}"
     _accounts(tree)
     for folder in [*_system_folders(), *folders.linked()]:
         tree.symlink(str(folder), f"{containerd.HOST_MOUNT}{folder}")
-    for name in _SYSTEM_FOLDERS:
-        path = Path("/", name)
+    for inside in _SYSTEM_FOLDERS:
+        path = Path("/", inside)
         if path.is_symlink():
-            tree.symlink(name, str(path.readlink()))
-    for name in _HOST_FILES:
-        if (host_file := Path("/", name)).is_file():
-            tree.file(name, host_file)
+            tree.symlink(inside, str(path.readlink()))
+    for inside in _HOST_FILES:
+        if (host_file := Path("/", inside)).is_file():
+            tree.file(inside, host_file)
     config = ImageConfig(
         environment=(
             f"PATH={environment}/bin:{DEFAULT_PATH}",
@@ -152,9 +165,9 @@ def project_image(folders: ProjectFolders, pod_environment: Path) -> Image:
             "PYTHONUNBUFFERED=1",
             "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt",
         ),
-        user=f"{NONROOT}:{NONROOT}",
+        user=user,
     )
-    return Image(PROJECT_IMAGE, (tree.layer(),), config)
+    return Image(name, (tree.layer(),), config)
 
 
 def load(layout: Layout, nodes: Sequence[str], images: Iterable[Image]) -> list[str]:

@@ -58,6 +58,11 @@ class Layout:
         return self.root / "pod-env"
 
     @property
+    def engine_environment(self) -> Path:
+        """The same for pods of an engine's image."""
+        return self.root / "engine-env"
+
+    @property
     def cluster_file(self) -> Path:
         return self.root / "cluster.json"
 

@@ -20,15 +20,17 @@ SOURCES = ("operator", "transfer")
 """Folders of the source tree that hold its import packages."""
 
 
-def make(into: Path, venv: Path, source: Path, home: Path) -> Path:
-    """Writes the environment of `venv` (made from the Python in `home`) for pods; gives the folder.
+def make(into: Path, venv: Path, source: Path | None, home: Path) -> Path:
+    """Writes the environment of `venv` (made from the Python in `home`) for pods, with the packages of the tree
+    `source` on its path; gives the folder.
 
     The folder stays the same one when it is made again: nodes have it mounted."""
     version, packages = _packages(venv)
     site = into / "lib" / f"python{version}" / "site-packages"
     for folder in (into / "bin", site):
         folder.mkdir(parents=True, exist_ok=True)
-    seen = [source / name for name in SOURCES if (source / name).is_dir()] + packages
+    sources = [] if source is None else [source / name for name in SOURCES]
+    seen = [folder for folder in sources if folder.is_dir()] + packages
     (site / "pods.pth").write_text("".join(f"{_in_pod(path)}\n" for path in seen))
     (into / "pyvenv.cfg").write_text(f"home = {_in_pod(home)}\ninclude-system-site-packages = false\n")
     for name in ("python", "python3", f"python{version}"):

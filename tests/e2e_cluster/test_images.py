@@ -128,6 +128,27 @@ def test_every_path_of_the_pods_environment_is_below_host(tmp_path: Path) -> Non
     assert any(line.startswith(f"/host{venv}/lib/") for line in lines)
 
 
+def test_an_engines_image_has_its_environment_as_root_and_nothing_of_this_project(tmp_path: Path) -> None:
+    for name in ("python/bin", "engine"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "engine/pyvenv.cfg").write_text(f"home = {tmp_path}/python/bin\n")
+    folders = ProjectFolders(tmp_path / "engine", None)
+    assert not any(folder.is_relative_to(Path(__file__).parents[2]) for folder in folders.shared(tmp_path / "pods"))
+    image = image_set.engine_image(folders, tmp_path / "pods")
+    assert image.name == "pdcluster.local/sglang:cpu"
+    assert image.config.user == "0:0"
+    assert f"PATH=/host{tmp_path}/pods/bin:" in image.config.environment[0]
+
+
+def test_an_environment_without_a_source_tree_shows_packages_only(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=60)
+    pods = pod_env.make(tmp_path / "pods", venv, None, Path(sys.base_prefix) / "bin")
+    (pth,) = pods.glob("lib/python3.*/site-packages/pods.pth")
+    (line,) = pth.read_text().splitlines()
+    assert line.startswith(f"/host{venv}/lib/python3.")
+
+
 def test_a_python_below_usr_comes_with_usr(tmp_path: Path) -> None:
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv/pyvenv.cfg").write_text("home = /usr/bin\n")
