@@ -107,7 +107,53 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prefill__extraArgs": ["--tp-size=4"]}, "use tensorParallelSize"),
     ({"decode__extraArgs": ["--page_size", "16"]}, "use spec.kvCache.pageSize"),
     ({"decode__extraArgs": ["--kv-cache-d", "fp8_e4m3"]}, "abbreviates a flag"),
-    ({"decode__extraArgs": ["-tp", "2"]}, "use tensorParallelSize"),
+    ({"decode__extraArgs": ["--enable-hisparse"]}, "use spec.decode.hostKV"),
+    ({"decode__extraArgs": ["--kv-staging-mib=0"]}, "use spec.transfer.stagingSize"),
+    ({"transfer__stagingSize": "512Ki"}, "stagingSize is a size from 1Mi to 1Ti, or 0 for none"),
+    ({"transfer__stagingSize": "-1"}, "stagingSize is a size"),
+    ({"transfer__quarantineSize": "0"}, "quarantineSize is a size from 1Mi to 1Ti"),
+    ({"transfer__quarantineSize": "2Ti"}, "quarantineSize is a size from 1Mi to 1Ti"),
+    ({"decode__hostKV": {"mode": "HostReceive", "size": "999M"}}, "hostKV.size is a size from 1G to 1Ti"),
+    ({"decode__hostKV": {"mode": "HostReceive", "size": "1G", "ratio": 2}}, "set hostKV.ratio or .size, not both"),
+    ({"decode__hostKV": {"mode": "HiSparse", "threshold": 0.5}}, "settings of mode HostReceive"),
+    ({"decode__hostKV": {"mode": "HostReceive", "hiSparse": {}}}, "hostKV.hiSparse has no effect"),
+    ({"decode__hostKV": {"ratio": 2}}, "hostKV.ratio has no effect while hostKV.mode is Off"),
+    (
+        {"decode__hostKV": {"mode": "HiSparse", "hiSparse": {"topK": 4096, "deviceBufferSize": 2048}}},
+        "must be at least topK",
+    ),
+    ({"decode__hostKV": {"mode": "HiSparse"}, "decode__radixCache": True}, "(E3)"),
+    ({"decode__hostKV": {"mode": "HiSparse"}, "decode__hierarchicalCache": {}}, "(E3)"),
+    ({"decode__hierarchicalCache": {"mode": "Offload"}}, "(E4)"),
+    (
+        {
+            "decode__hierarchicalCache": {"mode": "Offload", "storageBackend": "file"},
+            "decode__retractionBackup": "host_pool",
+        },
+        "(E4)",
+    ),
+    (
+        {
+            "decode__hierarchicalCache": {"mode": "Offload", "storageBackend": "file"},
+            "decode__hostKV": {"mode": "HostReceive"},
+        },
+        "both build decode's host pool",
+    ),
+    (
+        {"decode__hostKV": {"mode": "HostReceive"}, "decode__retractionBackup": "cpu_tensor"},
+        "leave retractionBackup out",
+    ),
+    (
+        {"decode__hostKV": {"mode": "HostReceive", "size": "8G"}, "decode__hierarchicalCache": {"ratio": 2}},
+        "share one host pool",
+    ),
+    (
+        {"decode__hierarchicalCache": {"hostMemoryMode": "buffer_only", "storageBackend": "file"}},
+        "buffer_only is for prefill",
+    ),
+    ({"prefill__hierarchicalCache": {"hostMemoryMode": "buffer_only"}}, "set storageBackend"),
+    ({"prefill__hierarchicalCache": {"hostMemoryFraction": 0.5, "ratio": 2}}, "with ratio or size it has no effect"),
+    ({"prefill__hierarchicalCache": {"storagePrefetchPolicy": "timeout"}}, "settings of a store"),
     ({"prefill__template__labels": {"pdcluster.io/role": "decode"}}, "belong to the operator"),
     ({"prefill__template__volumes": [{"name": "model", "emptyDir": {}}]}, "choose another name"),
     ({"prefill__template__volumeMounts": [{"name": "x", "mountPath": "/mnt/models"}]}, "choose another path"),
@@ -131,6 +177,12 @@ REFUSED_BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"model": {"volume": {"emptyDir": {}, "configMap": {}}}}, "must have at most 1 item"),
     ({"prefill__extraArgs": ["x"] * 129}, "must have at most 128 items"),
     ({"rollout__maxSurge": 1.5}, "must be of type integer"),
+    ({"transfer__strategy": "Fast"}, "Unsupported value"),
+    ({"transfer__stagingSize": "lots"}, "should match"),
+    ({"prefill__hierarchicalCache": {"writePolicy": "write_never"}}, "Unsupported value"),
+    ({"prefill__hierarchicalCache": {"mode": "Offload"}}, "unknown field"),
+    ({"decode__hostKV": {"mode": "HostReceive", "threshold": 1}}, "less than 1"),
+    ({"decode__retractionBackup": "disk"}, "Unsupported value"),
 ]
 
 
@@ -153,10 +205,34 @@ def test_values_outside_the_schema_are_refused(crd_server: Any, changes: dict[st
         {
             "transfer__backend": "NIXL",
             "prefill__tensorParallelSize": 2,
-            "decode__hostKV": {"mode": "HostReceive", "size": "64Mi"},
+            "decode__hostKV": {"mode": "HostReceive", "size": "64G"},
         },
         {"prefill__extraArgs": ["--chunked-prefill-size", "8192", "--dtype=bfloat16", "--trust-remote-code"]},
         {"rollout": {"maxSurge": "25%", "maxUnavailable": 0}},
+        {
+            "transfer__strategy": "Staged",
+            "transfer__digest": True,
+            "transfer__stagingSize": 0,
+            "transfer__quarantineSize": "1Gi",
+        },
+        {
+            "prefill__hierarchicalCache": {
+                "hostMemoryMode": "buffer_only",
+                "storageBackend": "mooncake",
+                "storageConfig": {"master_server_address": "mooncake:50051", "replicas": 2},
+                "storagePrefetchPolicy": "wait_complete",
+                "writePolicy": "write_through_selective",
+                "layout": "page_first_direct",
+                "ioBackend": "direct",
+            },
+            "decode__hierarchicalCache": {"mode": "Offload", "storageBackend": "mooncake", "size": 32},
+        },
+        {
+            "decode__hostKV": {"mode": "HostReceive", "threshold": 0.9, "size": "64Gi"},
+            "decode__hierarchicalCache": {"storageBackend": "file"},
+            "decode__retractionBackup": "host_pool",
+        },
+        {"decode__hostKV": {"mode": "HiSparse", "ratio": 4, "hiSparse": {"deviceBufferSize": 4096}}},
         {"model": {"volume": {"configMap": {"name": "tiny-llama"}}}},
         {
             "decode__template": {

@@ -72,7 +72,8 @@ def test_every_field_of_ours_says_what_it_is_for() -> None:
 def test_unknown_fields_are_kept_on_foreign_objects_only() -> None:
     kept = {path for path, schema in walk(SCHEMA) if schema.get("x-kubernetes-preserve-unknown-fields")}
     templates = [".spec.prefill.template", ".spec.decode.template", ".spec.router.template"]
-    expected = {".spec.model.volume"}
+    expected = {f".spec.{role}.hierarchicalCache.storageConfig" for role in ("prefill", "decode")}
+    expected |= {".spec.model.volume"}
     for template in templates:
         expected |= {
             f"{template}.affinity",

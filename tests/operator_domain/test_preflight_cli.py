@@ -134,13 +134,9 @@ def test_sglang_with_our_backend_is_refused_by_name_until_its_plugin_exists() ->
 
 
 def test_fields_that_nothing_reads_yet_are_warned_about() -> None:
-    spec = PDClusterSpec.model_validate(
-        quickstart(
-            transfer__verification={"intervalSeconds": 30}, decode__hostKV={"mode": "HostReceive", "size": "64Mi"}
-        )
-    )
+    spec = PDClusterSpec.model_validate(quickstart(transfer__verification={"intervalSeconds": 30}))
     told = [f.message.partition(" ")[0] for f in preflight(spec).of("Warn") if f.rule == "NoEffectYet"]
-    assert told == ["spec.transfer.verification.intervalSeconds", "spec.decode.hostKV.size"]
+    assert told == ["spec.transfer.verification.intervalSeconds"]
     plain = PDClusterSpec.model_validate(quickstart())
     assert "NoEffectYet" not in [f.rule for f in preflight(plain).findings]
 
@@ -149,6 +145,10 @@ def test_fields_that_nothing_reads_yet_are_warned_about() -> None:
     ("change", "named"),
     [
         ({"decode__hierarchicalCache": {"ratio": 2}}, "spec.decode.hierarchicalCache"),
+        ({"decode__radixCache": True}, "spec.decode.radixCache"),
+        ({"decode__retractionBackup": "none"}, "spec.decode.retractionBackup"),
+        ({"decode__hostKV": {"mode": "HostReceive", "size": "8G"}}, "spec.decode.hostKV.size"),
+        ({"decode__hostKV": {"mode": "HostReceive", "threshold": 0.5}}, "spec.decode.hostKV.threshold"),
         ({"transfer__plugin": {"name": "LIBFABRIC"}}, "spec.transfer.plugin"),
         ({"transfer__plugin": {"parameters": {"num_workers": "2"}}}, "spec.transfer.plugin"),
     ],
@@ -161,6 +161,49 @@ def test_what_the_reference_engine_would_pass_over_is_refused(change: dict[str, 
         quickstart(**change, engine={"type": "SGLang", "image": "sg:1"}, transfer__backend="NIXL")
     )
     assert "ReferenceSetting" not in [f.rule for f in preflight(own).findings]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("strategy", "Staged"), ("digest", True), ("stagingSize", "32Mi"), ("quarantineSize", "1Gi")],
+)
+def test_settings_of_our_backend_are_refused_with_another(field: str, value: Any) -> None:
+    change = {f"transfer__{field}": value}
+    assert "TransferSetting" not in fails(**change)
+    assert "TransferSetting" in fails(**change, transfer__backend="NIXL")
+
+
+def sglang(**changes: Any) -> list[tuple[str, str, str]]:
+    """(rule, message, action) of what fails with SGLang and its NIXL backend."""
+    raw = quickstart(engine={"type": "SGLang", "image": "sg:1"}, transfer__backend="NIXL", **changes)
+    found = preflight(PDClusterSpec.model_validate(raw)).of("Fail")
+    return [(f.rule, f.message, f.action) for f in found]
+
+
+def test_host_pools_that_do_not_fit_the_memory_limit_are_refused_before_the_engine_does() -> None:
+    cache = {"size": 30}
+    # 2 ranks x 30 GB + 10 GiB = 70.7 GB.
+    enough = {"limits": {"memory": "71G"}}
+    short = {"limits": {"memory": "70G"}}
+    assert sglang(prefill__hierarchicalCache=cache, prefill__resources=enough) == []
+    ((rule, message, _),) = sglang(prefill__hierarchicalCache=cache, prefill__resources=short)
+    assert rule == "HostMemory"
+    assert "30 GB for each of 2 ranks" in message and "70.7 GB" in message and "70.0 GB" in message
+    assert sglang(prefill__hierarchicalCache={"ratio": 50}, prefill__resources=short) == []  # not known before
+    host = {"mode": "HostReceive", "size": "64Gi"}  # 68 whole GB for one rank
+    rules = [rule for rule, *_ in sglang(decode__hostKV=host, decode__resources={"limits": {"memory": "64Gi"}})]
+    assert "HostMemory" in rules
+
+
+def test_a_flag_that_a_field_sets_already_is_refused_in_extra_args() -> None:
+    twice = {"decode__hierarchicalCache": {"ratio": 2}, "decode__extraArgs": ["--hicache-ratio=3", "--enable-metrics"]}
+    ((rule, message, _),) = sglang(**twice)
+    assert rule == "SetTwice" and "--hicache-ratio=3" in message
+    assert sglang(decode__extraArgs=["--hicache-ratio=3"]) == []
+
+
+def test_a_served_name_that_sglang_does_not_take_is_refused() -> None:
+    assert [rule for rule, *_ in sglang(model__servedName="llama:7b")] == ["ServedName"]
 
 
 def test_several_nodes_per_replica_are_refused_for_now() -> None:

@@ -1,8 +1,8 @@
 """The CRD's CEL rules: what one PDCluster can decide about itself, refused by the API server at apply.
 
 Declarations only; `crd` puts them into the schema, `validation` applies their Python twins to manifests that no API
-server has seen. Rules about fit live in pdtransfer.contract.compat; the ones repeated here carry its rule id and are
-tested against it.
+server has seen; those about caches are in `cel_cache`. Rules about fit live in pdtransfer.contract.compat; the ones
+repeated here carry its rule id and are tested against it.
 Field access without has() relies on the schema's defaults; such rules stand at spec, which has none itself (the
 API server evaluates rules on a default before it fills in the defaults below it).
 """
@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from pdoperator.api import names
+from pdoperator.api.cel_cache import CACHE_RULES
 from pdoperator.api.cel_flags import abbreviation_patterns, flag_pattern
+from pdoperator.api.cel_rule import CelRule as CelRule
 from pdoperator.domain.container_env import OWN_ENV
 from pdoperator.domain.engine_flags import OWNED
 from pdoperator.domain.template import NOTHING_BELOW
@@ -34,28 +35,6 @@ OWNED_VOLUMES = (
 OWNED_MOUNTS = (names.MODEL_PATH, names.SOCKET_DIR, names.TLS_DIR, names.PLUGIN_VOLUME_DIR, "/dev/shm")
 _OWNED_MOUNT = f"^({'|'.join(OWNED_MOUNTS)})/?$|^({'|'.join(NOTHING_BELOW)})/"
 _ODD_PATH = "^[^/]|//|/[.][.]?(/|$)"
-
-
-@dataclass(frozen=True)
-class CelRule:
-    """One x-kubernetes-validations entry. `path` leads from the root of the object ('[]' is an array's
-    items); the message says what to do. `check` is the same rule in Python over the value at `path` (with the
-    schema's defaults filled in), for manifests that no API server has seen. `compat` is the fit rule that it
-    repeats, if it does."""
-
-    path: tuple[str, ...]
-    rule: str
-    message: str
-    check: Callable[[Any], bool]
-    field_path: str = ""
-    compat: str = ""
-
-    def to_dict(self) -> dict[str, str]:
-        """The entry as the CRD carries it."""
-        entry = {"rule": self.rule, "message": self.message}
-        if self.field_path:
-            entry["fieldPath"] = self.field_path
-        return entry
 
 
 def _list(values: Iterable[str]) -> str:
@@ -141,12 +120,6 @@ def _role_rules(role: str) -> list[CelRule]:
             lambda spec: spec[role]["tensorParallelSize"] % spec[role]["attentionDataParallelSize"] == 0,
             field_path=f".{role}.attentionDataParallelSize",
             compat="A2",
-        ),
-        CelRule(
-            (*path, "hierarchicalCache"),
-            "!(has(self.ratio) && has(self.size))",
-            "set hierarchicalCache.ratio or .size, not both",
-            lambda cache: not {"ratio", "size"} <= set(cache),
         ),
         CelRule(
             (*path, "env", "[]"),
@@ -261,13 +234,6 @@ RULES: tuple[CelRule, ...] = (
     ),
     CelRule(
         ("spec",),
-        "self.decode.hostKV.mode != 'Off' || !has(self.decode.hostKV.size)",
-        "hostKV.size has no effect while hostKV.mode is Off: set the mode, or drop the size",
-        lambda spec: spec["decode"]["hostKV"]["mode"] != "Off" or "size" not in spec["decode"]["hostKV"],
-        field_path=".decode.hostKV.size",
-    ),
-    CelRule(
-        ("spec",),
         "!(string(self.rollout.maxSurge) in ['0', '0%'] && string(self.rollout.maxUnavailable) in ['0', '0%'])",
         "maxSurge and maxUnavailable can't both be 0: no rollout could ever take a step",
         lambda spec: not {str(spec["rollout"][key]) for key in ("maxSurge", "maxUnavailable")} <= {"0", "0%"},
@@ -275,6 +241,7 @@ RULES: tuple[CelRule, ...] = (
     ),
     *_role_rules("prefill"),
     *_role_rules("decode"),
+    *CACHE_RULES,
     *_template_rules("prefill"),
     *_template_rules("decode"),
     *_template_rules("router"),

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from pdoperator.domain.engine_flags import FACT_FLAGS, OWNED, OwnedFlag
+from pdoperator.domain.engine_flags import OWNED, OwnedFlag
+from pdoperator.domain.fact_flags import FACT_FLAGS
 
 _PATTERN_BUDGET = 500
 """Characters of a pattern on extraArgs. The API server estimates a rule's cost as items x length of the argument x
@@ -14,29 +15,19 @@ length of the pattern, and refused 921 characters by a factor of 1.2."""
 
 def _dashes(name: str) -> str:
     """Regular expression for a flag's name, in which inner dashes may be underscores."""
-    lead = len(name) - len(name.lstrip("-"))
-    return name[:lead] + name[lead:].replace("-", "[-_]")
-
-
-def _short(name: str) -> str:
-    """-tp: its number may be glued to it, and its end left away (one letter stays)."""
-    rest = ""
-    for letter in reversed(name[2:]):
-        rest = f"({letter}{rest})?" if rest else f"({letter}[0-9]*)?"
-    return name[:2] + rest
+    return "--" + name[2:].replace("-", "[-_]")
 
 
 def flag_pattern(flag: OwnedFlag) -> str:
-    """RE2 for every full spelling of an owned flag, with or without =value (or, for -tp, a glued number, and
-    -t, which argparse takes for it)."""
-    words = [_dashes(name) if name.startswith("--") else _short(name) for name in flag.names]
+    """RE2 for every full spelling of an owned flag, with or without =value."""
+    words = [_dashes(name) for name in flag.names]
     return f"^({'|'.join(words)})([= ].*)?$"
 
 
 def abbreviation_patterns() -> tuple[str, ...]:
     """RE2 for every proper prefix of an owned long flag that is not a flag of its own: what argparse may take
     as an abbreviation. Tries over the names keep them short; each stays within the cost of one rule."""
-    owned = {name for flag in OWNED for name in flag.names if name.startswith("--")}
+    owned = {name for flag in OWNED for name in flag.names}
     exact = owned | set(FACT_FLAGS)
 
     def branches(prefix: str) -> list[str]:

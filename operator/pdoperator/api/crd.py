@@ -3,7 +3,7 @@
     python -m pdoperator.api.crd [--check] [--out crds/]
 
 A CRD takes less than JSON Schema: everything is inlined, nullable unions become optional fields, there is no
-const, title or additionalProperties: false, and an exclusive minimum is a flag. Unknown fields are refused by the
+const, title or additionalProperties: false, and an exclusive bound is a flag. Unknown fields are refused by the
 API server's strict field validation, because no level of ours preserves them.
 """
 
@@ -25,7 +25,8 @@ Schema = dict[str, Any]
 CRD_NAME = f"{names.PLURAL}.{names.GROUP}"
 CRD_FILE = f"{names.GROUP}_{names.PLURAL}.yaml"
 CHART_TEMPLATE = Path("charts/pdcluster/templates/crd.yaml")
-_DROPPED = frozenset({"title", "$defs", "default", "additionalProperties", "const", "exclusiveMinimum", "$ref"})
+_EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+_DROPPED = frozenset({"title", "$defs", "default", "additionalProperties", "const", "$ref", *_EXCLUSIVE})
 
 
 def _condition(field: str) -> str:
@@ -86,8 +87,9 @@ def structural(schema: Schema, definitions: dict[str, Schema]) -> Schema:
             result[key] = value
     if "const" in schema:
         result["enum"] = [schema["const"]]
-    if "exclusiveMinimum" in schema:
-        result |= {"minimum": schema["exclusiveMinimum"], "exclusiveMinimum": True}
+    for mark, bound in _EXCLUSIVE.items():
+        if mark in schema:
+            result |= {bound: schema[mark], mark: True}
     extra = schema.get("additionalProperties")
     if isinstance(extra, dict):
         result["additionalProperties"] = structural(extra, definitions)

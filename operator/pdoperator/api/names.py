@@ -48,6 +48,7 @@ PLUGIN_VOLUME_DIR = "/opt/pdtransfer"
 # Ports.
 PORT_ENGINE_HTTP = 30000
 PORT_BOOTSTRAP = 8998
+PORT_DIST_INIT = 20000  # of an instance's first pod; SGLang takes some ports above it as well
 PORT_SIDECAR_CONTROL = 9440
 PORT_SIDECAR_HEALTH = 9441
 PORT_ROUTER_HTTP = 30000

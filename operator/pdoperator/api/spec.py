@@ -13,20 +13,20 @@ from pydantic import Field, StrictInt, StrictStr, StringConstraints
 from pdoperator.api.base import NO_CRD_DEFAULT, ApiModel
 from pdoperator.api.kubetypes import INT_OR_STRING
 from pdoperator.api.scalars import Text
+from pdoperator.api.spec_cache import (
+    DecodeCacheMode,
+    DecodeHierarchicalCacheSpec,
+    HierarchicalCacheSpec,
+    HiSparseSpec,
+    HostKVSpec,
+)
 from pdoperator.api.spec_model import (
     EngineSpec,
     GeometrySpec,
     KVCacheSpec,
     ModelSpec,
 )
-from pdoperator.api.spec_role import (
-    DecodeSpec,
-    EnvVar,
-    HierarchicalCacheSpec,
-    HostKVSpec,
-    PodTemplate,
-    RoleSpec,
-)
+from pdoperator.api.spec_role import DecodeSpec, EnvVar, PodTemplate, RoleSpec
 from pdoperator.api.spec_transfer import (
     FabricResource,
     FabricSpec,
@@ -35,10 +35,13 @@ from pdoperator.api.spec_transfer import (
     PluginSpec,
     TimeoutsSpec,
     TransferSpec,
+    TransferStrategy,
     VerificationSpec,
 )
 
 __all__ = [
+    "DecodeCacheMode",
+    "DecodeHierarchicalCacheSpec",
     "DecodeSpec",
     "EngineSpec",
     "EnvVar",
@@ -47,6 +50,7 @@ __all__ = [
     "FabricType",
     "GPUDirect",
     "GeometrySpec",
+    "HiSparseSpec",
     "HierarchicalCacheSpec",
     "HostKVSpec",
     "Isolation",
@@ -62,6 +66,7 @@ __all__ = [
     "RouterType",
     "TimeoutsSpec",
     "TransferSpec",
+    "TransferStrategy",
     "VerificationSpec",
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StrictInt, StringConstraints
+from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
 from pdoperator.api.base import ApiModel
 from pdoperator.api.kubetypes import (
@@ -16,28 +16,13 @@ from pdoperator.api.kubetypes import (
     Volume,
     VolumeMount,
 )
-from pdoperator.api.scalars import MAP, MAX_RANKS, NAMED, Argument, Quantity, ShortText, StringMap
-from pdtransfer.contract.facts import HostKVMode
-
-
-class HierarchicalCacheSpec(ApiModel):
-    """SGLang's HiCache: KV kept in host memory or a store for reuse between requests. On when this is set.
-    Set ratio or size, not both."""
-
-    ratio: float | None = Field(default=None, gt=0, le=1000, description="Host pool size over device pool size.")
-    size: StrictInt | None = Field(default=None, ge=1, le=65536, description="Host pool size per rank in GB.")
-    write_policy: Annotated[str, StringConstraints(pattern="^[a-z_]+$", max_length=64)] | None = Field(
-        default=None, description="write_through, write_through_selective or write_back."
-    )
-    layout: Annotated[str, StringConstraints(pattern="^[a-z_]+$", max_length=64)] | None = Field(
-        default=None, description="Memory layout of the host pool, for example page_first."
-    )
-    io_backend: Annotated[str, StringConstraints(pattern="^[a-z_]+$", max_length=64)] | None = Field(
-        default=None, description="How pages move between device and host: kernel or direct."
-    )
-    storage_backend: ShortText | None = Field(
-        default=None, description="Third level below host memory, for example file, mooncake or hf3fs."
-    )
+from pdoperator.api.scalars import MAP, MAX_RANKS, NAMED, Argument, ShortText, StringMap
+from pdoperator.api.spec_cache import (
+    DecodeHierarchicalCacheSpec,
+    HierarchicalCacheSpec,
+    HostKVSpec,
+    RetractionBackup,
+)
 
 
 class EnvVar(ApiModel):
@@ -147,22 +132,23 @@ class RoleSpec(ApiModel):
     template: PodTemplate = Field(default=PodTemplate(), description="Overrides of the pods of this role.")
 
 
-class HostKVSpec(ApiModel):
-    """KV that decode receives into host memory."""
-
-    mode: HostKVMode = Field(
-        default=HostKVMode.OFF,
-        description="Off; HostReceive: the whole KV of a request arrives in host memory; HiSparse: sparse attention "
-        "with the full KV in host memory.",
-    )
-    size: Quantity | None = Field(
-        default=None, description="Host memory per rank for it, for example 64Gi. No effect in this version."
-    )
-
-
 class DecodeSpec(RoleSpec):
     """The decode side: receives the KV cache and generates tokens."""
 
+    hierarchical_cache: DecodeHierarchicalCacheSpec | None = Field(
+        default=None, description="SGLang's HiCache on decode. On when this is set."
+    )
     host_kv: HostKVSpec = Field(
         default=HostKVSpec(), alias="hostKV", description="KV that decode receives into host memory."
+    )
+    radix_cache: StrictBool = Field(
+        default=False,
+        description="Decode keeps prefixes in device memory, so that prefill sends only the rest of a prompt. "
+        "Experimental in SGLang. hierarchicalCache in mode Cache turns it on.",
+    )
+    retraction_backup: RetractionBackup | None = Field(
+        default=None,
+        description="Where the KV of a request goes that decode takes off the device for want of room: cpu_tensor; "
+        "host_pool, a reserved pool in host memory (no models with recurrent state); none, the request is aborted. "
+        "Unset: the engine chooses by the model.",
     )

@@ -23,6 +23,16 @@ class GPUDirect(StrEnum):
     OFF = "Off"
 
 
+class TransferStrategy(StrEnum):
+    """How slices of unequal tensor parallelism travel; the words are the transfer module's."""
+
+    AUTO = "Auto"
+    SLICED = "Sliced"
+    STAGED = "Staged"
+    MERGE = "Merge"
+    SPLIT = "Split"
+
+
 class FabricResource(ApiModel):
     """An extended resource that gives a pod access to the fabric."""
 
@@ -139,13 +149,37 @@ class TransferSpec(ApiModel):
         default=Backend.PDCLUSTER,
         description="Who moves the KV: PDCluster (this project's module; in this version with the Reference engine "
         "only), or SGLang's own NIXL or Mooncake, whose limits then apply in the fit check and whose peers the "
-        "operator does not wire.",
+        "operator does not wire. Mooncake runs over TCP where fabric.type is TCP.",
     )
     image: Text | None = Field(
         default=None,
         description="Image with the transfer sidecar. Defaults to the operator's own.",
     )
     plugin: PluginSpec = Field(default=PluginSpec(), description="The NIXL backend under the transfer.")
+    strategy: TransferStrategy = Field(
+        default=TransferStrategy.AUTO,
+        description="How KV travels between unequal tensor-parallel sizes (backend PDCluster). Auto takes the cheapest "
+        "way for each request, by rates measured when peers are wired. Sliced: each token's slice by itself; Staged: "
+        "packed, sent in bulk, scattered; Merge and Split: packed on one side only. A way that a pair can not use "
+        "fails its requests by name.",
+    )
+    digest: StrictBool = Field(
+        default=False,
+        description="Compare a digest of each request's KV before it counts as arrived (backend PDCluster). Costs "
+        "about a second per GB on both sides.",
+    )
+    staging_size: Quantity | None = Field(
+        default=None,
+        description="Registered memory beside the KV pool for packed slices, per rank and memory kind, for example "
+        "64Mi; in whole MiB, rounded down. 0: none, slices are written in place. Unset: 64Mi, at most as much as the "
+        "pool (backend PDCluster).",
+    )
+    quarantine_size: Quantity | None = Field(
+        default=None,
+        description="KV memory of a decode rank that late writes of failed requests may keep occupied before the rank "
+        "takes a new NIXL agent at once, for example 1Gi; in whole MiB, rounded down. Unset: an eighth of the pool "
+        "(backend PDCluster).",
+    )
     fabric: FabricSpec = Field(default=FabricSpec(), description="The network that carries the KV cache.")
     verification: VerificationSpec = Field(
         default=VerificationSpec(), description="What the proof that KV really moves has to show."

@@ -12,7 +12,8 @@ from typing import Any
 _KNOWN = frozenset(
     {
         "type", "description", "properties", "required", "additionalProperties", "items", "enum", "pattern",
-        "minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength", "minItems", "maxItems", "minProperties",
+        "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+        "minLength", "maxLength", "minItems", "maxItems", "minProperties",
         "maxProperties", "format", "default", "nullable",
         "x-kubernetes-preserve-unknown-fields", "x-kubernetes-int-or-string", "x-kubernetes-list-type",
         "x-kubernetes-list-map-keys", "x-kubernetes-map-type", "x-kubernetes-validations",
@@ -69,10 +70,12 @@ def _string(value: str, schema: dict[str, Any], where: str) -> list[str]:
 
 
 def _number(value: Any, schema: dict[str, Any], where: str) -> list[str]:
-    low = schema.get("minimum")
+    low, high = schema.get("minimum"), schema.get("maximum")
     if schema.get("exclusiveMinimum") and value == low:
         return [f"{where}: it must be more than {low}"]
-    return _bounds(value, low, schema.get("maximum"), "it", where)
+    if schema.get("exclusiveMaximum") and value == high:
+        return [f"{where}: it must be less than {high}"]
+    return _bounds(value, low, high, "it", where)
 
 
 def _array(value: list[Any] | tuple[Any, ...], schema: dict[str, Any], path: str) -> list[str]:

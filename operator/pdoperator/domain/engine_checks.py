@@ -1,0 +1,152 @@
+"""What an engine refuses, passes over, or can not have, as far as one spec tells."""
+
+from __future__ import annotations
+
+from pdoperator.api.spec import HostKVSpec, PDClusterSpec, PluginSpec, RoleSpec, TransferSpec
+from pdoperator.domain.engine_command import GB, own_args, whole_gb
+from pdoperator.domain.engine_flags import owned_flag
+from pdoperator.domain.fact_flags import flag_name
+from pdoperator.domain.facts import memory_limit
+from pdoperator.domain.finding import Finding, fail
+from pdoperator.domain.revision import role_spec
+from pdtransfer.contract.base import Backend, EngineType, Role
+from pdtransfer.contract.facts import HostKVMode
+
+HOST_RESERVE = 10 << 30
+"""Bytes of host memory that SGLang leaves free beside its host pools."""
+
+
+def engine_findings(spec: PDClusterSpec) -> list[Finding]:
+    """Findings about the spec's engine."""
+    if spec.engine.type is EngineType.REFERENCE:
+        return [*_not_of_reference(spec), *_without_our_backend(spec)]
+    found = []
+    if spec.transfer.backend is Backend.PDCLUSTER:
+        found.append(
+            fail(
+                "EngineNotSupportedYet",
+                "this version has no plugin that brings transfer.backend PDCluster into SGLang",
+                "Set spec.engine.type to Reference, or spec.transfer.backend to NIXL or Mooncake (SGLang's own: "
+                "launched and routed, not wired).",
+            )
+        )
+    if spec.model.served_name and ":" in spec.model.served_name:
+        found.append(
+            fail(
+                "ServedName",
+                f"spec.model.servedName is {spec.model.served_name!r}: SGLang keeps ':' for LoRA adapters and does not "
+                "start",
+                "Choose a name without ':'.",
+            )
+        )
+    for role in Role:
+        found += _set_twice(spec, role)
+        found += _host_memory(role_spec(spec, role), spec.decode.host_kv if role is Role.DECODE else None, role)
+    return [*found, *_without_our_backend(spec)]
+
+
+def _set_twice(spec: PDClusterSpec, role: Role) -> list[Finding]:
+    """Flags in extraArgs that a field has set already: the later one would win without a word."""
+    side = role_spec(spec, role)
+    ours = {word for word in own_args(spec, role, side) if word.startswith("--")}
+    found = []
+    for arg in side.extra_args:
+        name = flag_name(arg)
+        if name is None or owned_flag(arg) is not None or name not in ours or name == "--enable-metrics":
+            continue
+        found.append(
+            fail(
+                "SetTwice",
+                f"spec.{role.value}.extraArgs: {arg!r} repeats what a field of the spec sets",
+                "Set it in one place.",
+            )
+        )
+    return found
+
+
+def _host_memory(side: RoleSpec, host: HostKVSpec | None, role: Role) -> list[Finding]:
+    """The host pools of all ranks of a pod, and what SGLang leaves free, against the container's limit."""
+    limit = memory_limit(side)
+    cache = side.hierarchical_cache
+    each = cache.size * GB if cache is not None and cache.size else 0
+    field = f"spec.{role.value}.hierarchicalCache.size"
+    if host is not None and host.size is not None:
+        each, field = whole_gb(host.size) * GB, "spec.decode.hostKV.size"
+    ranks = max(1, side.tensor_parallel_size * side.pipeline_parallel_size // side.nodes_per_replica)
+    if limit is None or not each or each * ranks + HOST_RESERVE <= limit:
+        return []
+    return [
+        fail(
+            "HostMemory",
+            f"{field} is {each / GB:.0f} GB for each of {ranks} ranks of a pod, and SGLang keeps 10 GiB free beside "
+            f"that: {(each * ranks + HOST_RESERVE) / GB:.1f} GB, but the container's memory limit is "
+            f"{limit / GB:.1f} GB",
+            f"Raise spec.{role.value}.resources.limits.memory, or lower {field}.",
+        )
+    ]
+
+
+def _not_of_reference(spec: PDClusterSpec) -> list[Finding]:
+    """What the Reference engine would pass over without a word."""
+    told = [f"spec.{role.value}.hierarchicalCache" for role in Role if role_spec(spec, role).hierarchical_cache]
+    decode = spec.decode
+    host = decode.host_kv
+    told += _set(
+        ("spec.transfer.plugin", spec.transfer.plugin != PluginSpec()),
+        ("spec.decode.radixCache", decode.radix_cache),
+        ("spec.decode.retractionBackup", decode.retraction_backup is not None),
+        ("spec.decode.hostKV.size", host.size is not None),
+        ("spec.decode.hostKV.ratio", host.ratio is not None),
+        ("spec.decode.hostKV.threshold", host.threshold is not None),
+        ("spec.decode.hostKV.hiSparse", host.hi_sparse is not None and host.mode is HostKVMode.HISPARSE),
+    )
+    found = [
+        fail(
+            "ReferenceSetting",
+            f"{field} is set, but the Reference engine does not have it",
+            f"Remove {field}, or use the SGLang engine.",
+        )
+        for field in told
+    ]
+    for role in Role:
+        side = role_spec(spec, role)
+        for name, value in (
+            ("pipelineParallelSize", side.pipeline_parallel_size),
+            ("attentionDataParallelSize", side.attention_data_parallel_size),
+        ):
+            if value > 1:
+                field = f"spec.{role.value}.{name}"
+                found.append(
+                    fail(
+                        "ReferenceParallelism",
+                        f"{field} is {value}, but the Reference engine splits by tensor only",
+                        f"Set {field} to 1, or use the SGLang engine.",
+                    )
+                )
+    return found
+
+
+def _without_our_backend(spec: PDClusterSpec) -> list[Finding]:
+    """Settings of this project's transfer module where another one moves the KV."""
+    if spec.transfer.backend is Backend.PDCLUSTER:
+        return []
+    transfer, plain = spec.transfer, TransferSpec()
+    told = _set(
+        ("strategy", transfer.strategy is not plain.strategy),
+        ("digest", transfer.digest),
+        ("stagingSize", transfer.staging_size is not None),
+        ("quarantineSize", transfer.quarantine_size is not None),
+    )
+    return [
+        fail(
+            "TransferSetting",
+            f"spec.transfer.{field} is set, but it is a setting of backend PDCluster and the backend is "
+            f"{transfer.backend.value}",
+            f"Remove spec.transfer.{field}, or set spec.transfer.backend to PDCluster.",
+        )
+        for field in told
+    ]
+
+
+def _set(*fields: tuple[str, bool]) -> list[str]:
+    return [name for name, is_set in fields if is_set]
