@@ -1,0 +1,89 @@
+"""This machine: SGLang's own environment, one server or pair at a time, free ports, and processes of a session."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+TREE = Path(__file__).parents[2]
+HACK = TREE / "hack" / "sglang"
+LOCK = Path(tempfile.gettempdir()) / "sglang.lock"
+LOCK_S = 1800.0
+"""Seconds to wait until another SGLang on this machine has ended."""
+GONE_S = 20.0
+"""Seconds until killed processes have to be gone."""
+
+
+def environment() -> Path | None:
+    """The folder of SGLang's own Python environment, or None where `make sglang-env` was not run."""
+    found = subprocess.run([str(HACK / "setup.sh"), "--path"], capture_output=True, text=True, check=False)
+    return Path(found.stdout.strip()) if found.returncode == 0 else None
+
+
+def cpu_variables() -> dict[str, str]:
+    """The variables SGLang needs to run without a GPU."""
+    lines = [line for line in (HACK / "cpu.env").read_text(encoding="utf-8").splitlines() if "=" in line]
+    return dict(line.split("=", 1) for line in lines)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Hold the machine's lock for SGLang: two cores and 20 GB carry one server or pair, not two."""
+    with LOCK.open("a") as file:
+        until = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{LOCK} was held by others for {LOCK_S:.0f} s") from None
+                time.sleep(0.2)
+        yield
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def session_members(session: int) -> dict[int, str]:
+    """Living processes of a session (a server is started as leader of its own): process id -> command line."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            # The command in parentheses may hold anything: the fields begin after the last one.
+            state, _, _, its_session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) != session or state == "Z":
+                continue
+            title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except (OSError, ValueError):
+            continue  # it ended while we looked
+        found[int(folder.name)] = title
+    return found
+
+
+def kill_session(leader: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to every process of the session `leader` leads; returns when none is left."""
+    until = time.monotonic() + GONE_S
+    while members := session_members(leader.pid):
+        if time.monotonic() > until:
+            raise TimeoutError(f"processes outlived SIGKILL by {GONE_S:.0f} s: {members}")
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        leader.poll()
+        time.sleep(0.05)
+    leader.wait(GONE_S)
