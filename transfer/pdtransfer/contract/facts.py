@@ -125,9 +125,6 @@ class RoleFacts(ContractModel):
     decode_extra_slots: int | None = None
     speculative_eagle_topk: int | None = None
     speculative_adaptive: bool | None = None
-    disable_overlap_schedule: bool | None = None
-    linear_attention_backend: str | None = None
-    """--linear-attn-backend."""
     host_memory: int | None = None
     """Memory that all ranks of one pod may use, bytes (its limit)."""
 

@@ -33,8 +33,6 @@ LAUNCH_DEFAULTS: Mapping[str, object] = {
     "priority_scheduling": False,
     "disable_priority_preemption": False,
     "speculative_adaptive": False,
-    "disable_overlap_schedule": False,
-    "linear_attention_backend": "triton",
     "staging_pool_mb": 4096,
     "mooncake_tcp": False,
     "ib_device": "",

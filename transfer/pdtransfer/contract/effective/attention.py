@@ -9,7 +9,6 @@ from __future__ import annotations
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.effective.models import (
     BY_MODEL,
-    EXTRA_BUFFER,
     NEMOTRON,
     NOT_MODELLED,
     QWEN_HYBRID,
@@ -81,19 +80,13 @@ def _minimax_m3(d: Draft) -> str | None:
 
 
 def extra_buffer(d: Draft) -> bool | None:
-    """Whether recurrent state is cached with an extra buffer; None when that is not known.
-    (arg_groups/overrides.py _mamba_radix_cache_resolution, mamba_extra_buffer_of)"""
-    now = d.now
-    if now.disable_radix_cache:
+    """Whether recurrent state is cached with an extra buffer, as far as SGLang knows it when it chooses the
+    backend: `auto` is settled later and counts as no. None where it is not known.
+    (model_override_base.mamba_extra_buffer_of)"""
+    if d.now.disable_radix_cache:
         return False
-    strategy = now.mamba_cache_strategy
-    if strategy is None or now.disable_overlap_schedule is None or now.linear_attention_backend is None:
-        return None
-    if strategy != "auto":
-        return strategy.startswith("extra_buffer")
-    wants = not now.disable_overlap_schedule or (now.page_size or 1) > 1
-    supported = d.geometry is not None and d.geometry.architecture in EXTRA_BUFFER
-    return wants and supported and now.linear_attention_backend == "triton"
+    strategy = d.now.mamba_cache_strategy
+    return None if strategy is None else strategy.startswith("extra_buffer")
 
 
 def _qwen_hybrid(d: Draft, geometry: ModelGeometry) -> str | None:

@@ -57,8 +57,6 @@ QWEN_HYBRID = frozenset(
     }
 )
 """Their backend and page size on SM100 hang on how recurrent state is cached."""
-EXTRA_BUFFER = QWEN_HYBRID - {"InternS2MobiusForConditionalGeneration"}
-"""Those whose cache strategy `auto` may become extra_buffer."""
 
 NEMOTRON = frozenset({"NemotronHForCausalLM", "NemotronHPuzzleForCausalLM", "NemotronH_Omni_Reasoning_V3"})
 
