@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pdoperator.api.cel import RULES
 from pdoperator.api.cel_flags import abbreviation_patterns, flag_pattern
 from pdoperator.domain.engine_flags import OWNED, owned_flag, owned_flags
-from pdoperator.domain.fact_flags import FACT_FLAGS, parse_fact_flags
+from pdtransfer.contract.sglang_cli import BY_DEST
 
 LONG = sorted(name for flag in OWNED for name in flag.names)
 # Flags of SGLang that users do pass; some begin like an owned one.
@@ -80,7 +80,8 @@ def test_any_spelling_that_argparse_takes_is_refused(data: st.DataObject) -> Non
     full = data.draw(st.sampled_from(LONG))
     arg = full[: data.draw(st.integers(3, len(full)))]
     parser = _Parser(add_help=False)
-    for name in sorted({*LONG, *FACT_FLAGS, *ALLOWED}):
+    sglang = {name for flag in BY_DEST.values() for name in flag.names if name.startswith("--")}
+    for name in sorted({*LONG, *sglang, *ALLOWED}):
         parser.add_argument(name, nargs="?", dest=name)
     try:
         taken = {name for name, value in vars(parser.parse_args([f"{arg}=x"])).items() if value == "x"}
@@ -108,49 +109,6 @@ def test_the_message_says_which_field_to_use() -> None:
 
 def test_no_rule_is_written_twice() -> None:
     assert len({(rule.path, rule.rule) for rule in RULES}) == len(RULES)
-
-
-def test_fact_flags_are_read_as_argparse_would() -> None:
-    facts = parse_fact_flags(
-        [
-            "--chunked-prefill-size", "4096", "--chunked_prefill_size=8192", "--speculative-algo", "EAGLE3",
-            "--enable-hicache", "--context-len", "32k", "--mem-fraction-static", "0.8",
-            "--decode-context-parallel-size=2",
-        ]
-    )  # fmt: skip
-    assert facts.values == {
-        "chunked-prefill-size": 8192,
-        "speculative-algorithm": "EAGLE3",
-        "enable-hierarchical-cache": True,
-        "context-length": 32000,
-        "dcp-size": 2,
-    }
-    assert facts.fields == {
-        "chunked_prefill_size": 8192,
-        "speculative_algorithm": "EAGLE3",
-        "hierarchical_cache": True,
-        "context_length": 32000,
-        "dcp_size": 2,
-    }
-    assert facts.problems == ()
-
-
-def test_chunking_switched_off_is_a_value_not_a_flag() -> None:
-    assert parse_fact_flags(["--chunked-prefill-size", "-1"]).fields == {"chunked_prefill_size": -1}
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["--chunked-prefill-size", "many"], "--chunked-prefill-size needs an integer, got 'many'"),
-        (["--chunked-prefill-size"], "--chunked-prefill-size needs a value"),
-        (["--dtype", "--trust-remote-code"], "--dtype needs a value"),
-        (["--enable-hierarchical-cache=true"], "--enable-hierarchical-cache is a switch and takes no value"),
-    ],
-)
-def test_fact_flags_that_cannot_be_read_are_named(args: list[str], says: str) -> None:
-    (problem,) = parse_fact_flags(args).problems
-    assert says in problem
 
 
 @pytest.mark.apiserver

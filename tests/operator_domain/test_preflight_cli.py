@@ -12,6 +12,7 @@ from domain_world import quickstart
 
 from pdoperator.api.spec import PDClusterSpec
 from pdoperator.cli import main
+from pdoperator.domain.facts import spec_facts
 from pdoperator.domain.preflight import preflight
 
 
@@ -195,11 +196,51 @@ def test_host_pools_that_do_not_fit_the_memory_limit_are_refused_before_the_engi
     assert "HostMemory" in rules
 
 
-def test_a_flag_that_a_field_sets_already_is_refused_in_extra_args() -> None:
+def test_a_flag_that_a_field_sets_otherwise_is_refused_in_extra_args() -> None:
     twice = {"decode__hierarchicalCache": {"ratio": 2}, "decode__extraArgs": ["--hicache-ratio=3", "--enable-metrics"]}
     ((rule, message, _),) = sglang(**twice)
-    assert rule == "SetTwice" and "--hicache-ratio=3" in message
+    assert rule == "SetTwice" and "--hicache-ratio to 3.0" in message and "2.0" in message
     assert sglang(decode__extraArgs=["--hicache-ratio=3"]) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--chunked-prefill-size", "many"], "--chunked-prefill-size: invalid int value: 'many'"),
+        (["--max-running-requests"], "--max-running-requests: expected one argument"),
+        (["--hicache-io-backend", "dma"], "--hicache-io-backend: invalid choice: 'dma'"),
+        (["--enable-mixed-chunk=true"], "--enable-mixed-chunk: ignored explicit argument 'true'"),
+        (["--mem-frac", "0.8", "0.9"], "'0.9' belongs to no flag"),
+    ],
+)
+def test_what_sglangs_parser_refuses_is_refused_before_a_pod_exists(args: list[str], says: str) -> None:
+    failed = sglang(decode__extraArgs=args)
+    assert [rule for rule, *_ in failed] == ["EngineFlag"]
+    assert says in failed[0][1]
+
+
+def test_a_flag_of_another_version_is_no_reason_to_refuse_unless_the_version_is_known() -> None:
+    args = {"decode__extraArgs": ["--flag-of-tomorrow", "7"]}
+    assert sglang(**args) == []
+    raw = quickstart(engine={"type": "SGLang", "image": "sg:1"}, transfer__backend="NIXL", **args)
+    warned = preflight(PDClusterSpec.model_validate(raw)).of("Warn")
+    assert any("--flag-of-tomorrow" in f.message for f in warned)
+    raw["engine"]["version"] = "0.5.23"
+    failed = preflight(PDClusterSpec.model_validate(raw)).of("Fail")
+    assert any("--flag-of-tomorrow" in f.message for f in failed)
+
+
+def test_a_value_that_only_the_pod_knows_is_not_judged() -> None:
+    assert sglang(decode__extraArgs=["--max-running-requests", "$(LIMIT)"]) == []
+    spec = PDClusterSpec.model_validate(
+        quickstart(
+            engine={"type": "SGLang", "image": "sg:1"},
+            transfer__backend="NIXL",
+            decode__env=[{"name": "UCX_NET_DEVICES", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "nic"}}}],
+        )
+    )
+    assert spec_facts(spec)[1].ucx_net_devices is None
+    assert spec_facts(spec)[0].ucx_net_devices == ""
 
 
 def test_a_served_name_that_sglang_does_not_take_is_refused() -> None:

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from pdoperator.domain.engine_flags import OWNED, OwnedFlag
-from pdoperator.domain.fact_flags import FACT_FLAGS
+from pdoperator.domain.engine_flags import OWNED, OwnedFlag, another_flag
 
 _PATTERN_BUDGET = 500
 """Characters of a pattern on extraArgs. The API server estimates a rule's cost as items x length of the argument x
@@ -28,14 +27,13 @@ def abbreviation_patterns() -> tuple[str, ...]:
     """RE2 for every proper prefix of an owned long flag that is not a flag of its own: what argparse may take
     as an abbreviation. Tries over the names keep them short; each stays within the cost of one rule."""
     owned = {name for flag in OWNED for name in flag.names}
-    exact = owned | set(FACT_FLAGS)
 
     def branches(prefix: str) -> list[str]:
         letters = sorted({name[len(prefix)] for name in owned if name.startswith(prefix) and name != prefix})
         found = []
         for letter in letters:
             rest = "|".join(branches(prefix + letter))
-            accepted = prefix + letter not in exact
+            accepted = prefix + letter not in owned and not another_flag(prefix + letter)
             if not rest and not accepted:
                 continue
             shown = "[-_]" if letter == "-" else letter

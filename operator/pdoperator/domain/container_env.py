@@ -7,6 +7,7 @@ from typing import Any
 
 from pdoperator.api import names
 from pdoperator.api.spec import EnvVar, FabricType, PDClusterSpec, TimeoutsSpec
+from pdoperator.domain.transfer_settings import PLUGIN_ENV
 from pdtransfer.contract.base import Backend
 
 OWN_ENV = (
@@ -23,6 +24,7 @@ OWN_ENV = (
     "PDTRANSFER_TRANSFER_TIMEOUT",
     "PDTRANSFER_NET_DEVICES",
     "PDTRANSFER_MODEL_REVISION",
+    *PLUGIN_ENV,
 )
 """Names in `env` that the operator sets itself; a spec that sets one of them is refused."""
 

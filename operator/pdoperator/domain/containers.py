@@ -15,6 +15,7 @@ from pdoperator.domain.engine_command import engine_command
 from pdoperator.domain.plugin import launched, plugin_env, plugin_mount, wants_plugin
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.domain.template import merge_mounts
+from pdoperator.domain.transfer_settings import setting_env
 from pdtransfer.contract.base import Backend, EngineType, Role
 
 PRESTOP_SECONDS = 5
@@ -123,7 +124,7 @@ def engine_container(spec: PDClusterSpec, side: Role, role: RoleSpec, settings: 
     if wants_plugin(spec):
         command = launched(command)
         mounts.append(plugin_mount(read_only=True))
-        env += plugin_env(spec)
+        env += plugin_env(spec) + setting_env(spec, side)
     mounts = merge_mounts(mounts, role.template.volume_mounts)
     container: dict[str, Any] = {
         "name": names.CONTAINER_ENGINE,

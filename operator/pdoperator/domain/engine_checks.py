@@ -5,12 +5,12 @@ from __future__ import annotations
 from pdoperator.api.spec import HostKVSpec, PDClusterSpec, PluginSpec, RoleSpec, TransferSpec
 from pdoperator.domain.engine_command import GB, own_args, whole_gb
 from pdoperator.domain.engine_flags import owned_flag
-from pdoperator.domain.fact_flags import flag_name
 from pdoperator.domain.facts import memory_limit
-from pdoperator.domain.finding import Finding, fail
+from pdoperator.domain.finding import Finding, fail, warn
 from pdoperator.domain.revision import role_spec
 from pdtransfer.contract.base import Backend, EngineType, Role
 from pdtransfer.contract.facts import HostKVMode
+from pdtransfer.contract.sglang_cli import BY_DEST, READ_FROM, has_variable, read_flags
 
 HOST_RESERVE = 10 << 30
 """Bytes of host memory that SGLang leaves free beside its host pools."""
@@ -40,27 +40,34 @@ def engine_findings(spec: PDClusterSpec) -> list[Finding]:
             )
         )
     for role in Role:
-        found += _set_twice(spec, role)
+        found += _flags(spec, role)
         found += _host_memory(role_spec(spec, role), spec.decode.host_kv if role is Role.DECODE else None, role)
     return [*found, *_without_our_backend(spec)]
 
 
-def _set_twice(spec: PDClusterSpec, role: Role) -> list[Finding]:
-    """Flags in extraArgs that a field has set already: the later one would win without a word."""
+def _flags(spec: PDClusterSpec, role: Role) -> list[Finding]:
+    """What SGLang makes of extraArgs: mistakes, and flags that a field has set already, where the later one would win
+    without a word."""
     side = role_spec(spec, role)
-    ours = {word for word in own_args(spec, role, side) if word.startswith("--")}
+    where = f"spec.{role.value}.extraArgs"
+    read = read_flags(side.extra_args)
     found = []
-    for arg in side.extra_args:
-        name = flag_name(arg)
-        if name is None or owned_flag(arg) is not None or name not in ours or name == "--enable-metrics":
-            continue
-        found.append(
-            fail(
-                "SetTwice",
-                f"spec.{role.value}.extraArgs: {arg!r} repeats what a field of the spec sets",
-                "Set it in one place.",
-            )
-        )
+    for problem in read.problems:
+        name = problem.partition(":")[0]
+        unknown = name in read.unknown
+        if has_variable(problem) or owned_flag(name) is not None:
+            continue  # Only the pod knows the value, or it is refused anyway.
+        if unknown and spec.engine.version != READ_FROM:
+            action = f"Correct the flag, or leave it if the engine in {spec.engine.image} has it."
+            found.append(warn("EngineFlag", f"{where}: {problem}; another version may have it", action))
+        else:
+            found.append(fail("EngineFlag", f"{where}: {problem}. SGLang refuses to start", "Correct the flag."))
+    ours = read_flags(own_args(spec, role, side)).values
+    for dest, value in read.values.items():
+        name = BY_DEST[dest].name
+        if dest in ours and ours[dest] != value and owned_flag(name) is None:
+            message = f"{where} sets {name} to {value!r}, and a field of the spec sets it to {ours[dest]!r}"
+            found.append(fail("SetTwice", message, "Set it in one place."))
     return found
 
 

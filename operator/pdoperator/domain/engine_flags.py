@@ -5,18 +5,19 @@ are refused in every spelling the engine's argparse accepts: `--flag value`, `--
 dashes, and abbreviations (argparse takes any unambiguous prefix). A prefix of an owned flag is refused even
 where it is ambiguous: argparse would refuse it as well, only later and with the pods already running.
 
-Flags that only tell facts (chunked prefill, speculation, HiCache ...) are allowed and read for the fit check
-(`fact_flags`). Names are those of SGLang 0.5.23 and of Reference, which takes some of them and a few of its own;
-tests/sglang holds them to SGLang's parser. A name that one of them does not have is refused as well: the other engine
-would end with a usage error.
+Flags that only tell facts (chunked prefill, speculation, HiCache ...) are allowed and read for the fit check. Names
+are those of SGLang 0.5.23 and of Reference, which takes some of them and a few of its own; tests/sglang holds them to
+SGLang's parser. A name that one of them does not have is refused as well: the other engine would end with a usage
+error.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdoperator.domain.fact_flags import FACT_FLAGS, flag_name
+from pdtransfer.contract.sglang_cli import meant
 
 
 @dataclass(frozen=True)
@@ -84,18 +85,28 @@ OWNED: tuple[OwnedFlag, ...] = (
     OwnedFlag(("--config",), "", "flags inside a file can't be checked; write them into extraArgs"),
 )
 
+_FLAG = re.compile(r"--[A-Za-z][^=\s]*")
 _OWNED_BY_NAME = {name: flag for flag in OWNED for name in flag.names}
+
+
+def flag_name(arg: str) -> str | None:
+    """Name part of an argument with dashes for underscores; None when it is a value."""
+    found = _FLAG.match(arg.strip())
+    return "--" + found[0][2:].replace("_", "-") if found else None
+
+
+def another_flag(name: str) -> bool:
+    """Whether SGLang has a flag of just this name that is not owned: no abbreviation of an owned one then."""
+    return meant(name) == (name,) and name not in _OWNED_BY_NAME
 
 
 def owned_flag(arg: str) -> OwnedFlag | None:
     """The owned flag that `arg` (one element of extraArgs) sets, in whatever spelling; None when it sets none."""
     name = flag_name(arg)
-    if name is None or not name.startswith("--"):
+    if name is None or another_flag(name):
         return None
     if name in _OWNED_BY_NAME:
         return _OWNED_BY_NAME[name]
-    if name in FACT_FLAGS:
-        return None
     return next((flag for full, flag in _OWNED_BY_NAME.items() if full.startswith(name)), None)
 
 

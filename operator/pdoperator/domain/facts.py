@@ -3,36 +3,30 @@ environment that the operator composes from it, so that what is checked is what 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pdoperator.api import names
 from pdoperator.api.quantities import parse_quantity
 from pdoperator.api.spec import PDClusterSpec, RoleSpec
-from pdoperator.domain.container_env import sglang_env
-from pdoperator.domain.engine_command import MOONCAKE_TCP, backend_flag, engine_command, model_path
-from pdoperator.domain.fact_flags import parse_fact_flags
+from pdoperator.domain.container_env import replaceable_env, sglang_env
+from pdoperator.domain.engine_command import engine_command
 from pdoperator.domain.revision import role_spec
+from pdtransfer.contract.accelerator import Accelerator, from_capability
 from pdtransfer.contract.base import Backend, EngineType, MemoryKind, Role
 from pdtransfer.contract.facts import HostKVMode, RoleFacts
 from pdtransfer.contract.geometry import ModelGeometry
+from pdtransfer.contract.sglang_cli import (
+    Flags,
+    command_facts,
+    given_facts,
+    has_variable,
+    hidden_fact,
+    read_flags,
+)
 
-_TRUE = ("1", "true", "yes", "on", "y", "t")
-_SWITCHES = {
-    "SGLANG_DISAGG_STAGING_BUFFER": "staging_buffer",
-    "SGLANG_DISAGGREGATION_ALL_CP_RANKS_TRANSFER": "all_cp_ranks_transfer",
-    "SGLANG_ENABLE_DISAGG_SAMPLING_MASK": "sampling_mask",
-    "SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK": "force_query_prefill_dp_rank",
-    "SGLANG_RUST_SERVER": "rust_server",
-}
-_TEXTS = {
-    "UCX_NET_DEVICES": "ucx_net_devices",
-    "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS": "nixl_params",
-    "SGLANG_DISAGGREGATION_NIXL_BACKEND": "nixl_backend",
-}
-_NUMBERS = {
-    "SGLANG_DISAGG_STAGING_POOL_SIZE_MB": "staging_pool_mb",
-    "SGLANG_DISAGGREGATION_SAMPLING_MASK_MAX_TOKENS": "sampling_mask_max_tokens",
-}
+_CAPABILITY = ("nvidia.com/gpu.compute.major", "nvidia.com/gpu.compute.minor")
+"""Labels of NVIDIA's feature discovery on nodes."""
 
 
 def spec_geometry(spec: PDClusterSpec) -> ModelGeometry | None:
@@ -43,32 +37,17 @@ def spec_geometry(spec: PDClusterSpec) -> ModelGeometry | None:
     return ModelGeometry(**stated.model_dump(exclude_none=True))
 
 
-def _memory_kinds(spec: PDClusterSpec, role: Role) -> frozenset[MemoryKind] | None:
-    """Only where the spec makes it certain (rule F1: prefill is always VRAM)."""
-    if role is Role.PREFILL:
-        return frozenset({MemoryKind.VRAM})
-    mode = spec.decode.host_kv.mode
-    if mode is HostKVMode.OFF:
-        return frozenset({MemoryKind.VRAM})
-    if mode is HostKVMode.HOST_RECEIVE and spec.engine.type is EngineType.REFERENCE:
-        return frozenset({MemoryKind.DRAM})
-    return None
-
-
 def environment(spec: PDClusterSpec, side: RoleSpec) -> dict[str, str]:
-    """Variables of the engine container whose value the spec tells, as the container gets them: ours win."""
-    said = {e.name: e.value for e in side.env if e.value is not None}
+    """Variables of the engine container, as it gets them. One whose value only the pod knows (valueFrom) has the
+    value `$(its name)`."""
+    theirs = {e.name: e.value if e.value is not None else f"$({e.name})" for e in side.env}
     if spec.engine.type is EngineType.REFERENCE:
-        return said
-    return said | {e["name"]: str(e["value"]) for e in sglang_env(spec) if "value" in e}
+        return theirs
 
+    def plain(entries: list[dict[str, Any]]) -> dict[str, str]:
+        return {e["name"]: str(e["value"]) for e in entries if "value" in e}
 
-def _from_environment(env: dict[str, str]) -> dict[str, Any]:
-    facts: dict[str, Any] = {name: env.get(variable, "").lower() in _TRUE for variable, name in _SWITCHES.items()}
-    facts |= {name: env[variable] for variable, name in _TEXTS.items() if variable in env}
-    facts |= {name: int(env[variable]) for variable, name in _NUMBERS.items() if env.get(variable, "").isdigit()}
-    host = env.get("SGLANG_HOST_IP") or env.get("HOST_IP")
-    return facts | ({"rank_host": host} if host else {})
+    return plain(replaceable_env(spec)) | theirs | plain(sglang_env(spec))
 
 
 def memory_limit(side: RoleSpec) -> int | None:
@@ -80,45 +59,79 @@ def memory_limit(side: RoleSpec) -> int | None:
         return None
 
 
-def _from_command(spec: PDClusterSpec, role: Role, side: RoleSpec) -> dict[str, Any]:
-    _, args = engine_command(spec, role, side)
-    facts = dict(parse_fact_flags(args).fields)
-    kernels = {r: facts.pop(f"dsa_{r.value}_backend", None) for r in Role}
-    facts["dsa_backend"] = kernels[role]
-    return {name: value for name, value in facts.items() if name in RoleFacts.model_fields and value is not None}
+def accelerator(side: RoleSpec) -> Accelerator | None:
+    """GPU generation, where the role's node selector asks for one; None where it is not known."""
+    told = [side.template.node_selector.get(label, "") for label in _CAPABILITY]
+    return from_capability(int(told[0]), int(told[1])) if all(t.isdigit() for t in told) else None
 
 
 def role_facts(spec: PDClusterSpec, role: Role, geometry: ModelGeometry | None = None) -> RoleFacts:
     """Facts of one role. `geometry` (from a config.json) is used where the spec states none."""
+    shape = spec_geometry(spec) or geometry
+    if spec.engine.type is EngineType.REFERENCE:
+        return _of_reference(spec, role, shape)
     side = role_spec(spec, role)
-    facts: dict[str, Any] = {
-        "role": role,
-        "engine": spec.engine.type,
+    _, args = engine_command(spec, role, side)
+    flags, variables = read_flags(args), environment(spec, side)
+    hidden = _only_in_the_pod(role, flags, variables)
+    read = command_facts(
+        role,
+        Flags({k: v for k, v in flags.values.items() if k not in hidden}),
+        {k: v for k, v in variables.items() if k not in hidden},
+        unknown=hidden,
+        geometry=shape,
+        engine_version=spec.engine.version,
+        accelerator=accelerator(side),
+    )
+    return read.facts.model_copy(update={"host_memory": memory_limit(side)} | _nixl(spec, read.facts))
+
+
+def _nixl(spec: PDClusterSpec, facts: RoleFacts) -> dict[str, Any]:
+    """The environment names NIXL's plugin only where it is not the default."""
+    if spec.transfer.backend is Backend.MOONCAKE:
+        return {"nixl_backend": None}
+    return {"nixl_backend": facts.nixl_backend or spec.transfer.plugin.name}
+
+
+def _only_in_the_pod(role: Role, flags: Flags, variables: Mapping[str, str]) -> list[str]:
+    """Settings and variables with a value that Kubernetes fills in, which some rule would read."""
+    names = [dest for dest, value in flags.values.items() if isinstance(value, str) and has_variable(value)]
+    names += [name for name, value in variables.items() if has_variable(value)]
+    return [name for name in names if hidden_fact(role, name)]
+
+
+def _of_reference(spec: PDClusterSpec, role: Role, geometry: ModelGeometry | None) -> RoleFacts:
+    """It has one scheduler without a radix tree, mixed chunks, caches or speculation, and splits by tensor only."""
+    side = role_spec(spec, role)
+    host_kv = spec.decode.host_kv.mode if role is Role.DECODE else HostKVMode.OFF
+    facts: dict[str, Any] = given_facts(role, read_flags(side.extra_args))
+    facts |= {
+        "engine": EngineType.REFERENCE,
         "engine_version": spec.engine.version,
         "backend": spec.transfer.backend,
-        "mooncake_tcp": backend_flag(spec) == MOONCAKE_TCP,
-        "geometry": spec_geometry(spec) or geometry,
-        "model_name": spec.model.source or spec.model.served_name or model_path(spec),
+        "geometry": geometry,
+        "model_name": spec.model.source or spec.model.served_name,
         "model_revision": spec.model.revision,
         "tensor_parallel": side.tensor_parallel_size,
         "pipeline_parallel": side.pipeline_parallel_size,
         "attention_data_parallel": side.attention_data_parallel_size,
-        "page_size": spec.kv_cache.page_size,
-        "kv_dtype": spec.kv_cache.dtype,
-        "host_kv": spec.decode.host_kv.mode if role is Role.DECODE else HostKVMode.OFF,
-        "memory_kinds": _memory_kinds(spec, role),
+        "page_size": spec.kv_cache.page_size or 16,
+        "kv_dtype": spec.kv_cache.dtype or "auto",
+        "hierarchical_cache": side.hierarchical_cache is not None,
+        "host_kv": host_kv,
+        "memory_kinds": _registered(role, host_kv),
         "nixl_backend": spec.transfer.plugin.name if spec.transfer.backend is not Backend.MOONCAKE else None,
         "bootstrap_port": names.PORT_BOOTSTRAP,
         "host": "0.0.0.0",
-        "host_memory": memory_limit(side),
     }
-    facts |= _from_environment(environment(spec, side))
-    facts |= _from_command(spec, role, side)
-    if spec.engine.type is EngineType.REFERENCE:
-        # Reference has one scheduler without a radix tree, mixed chunks or speculation.
-        facts |= {"page_size": facts["page_size"] or 16, "kv_dtype": facts["kv_dtype"] or "auto"}
-    # The operator composes the whole command line: a flag that is absent has its engine's default.
-    return RoleFacts(**facts).with_launch_defaults()
+    return RoleFacts(role=role, **facts).with_launch_defaults()
+
+
+def _registered(role: Role, host_kv: HostKVMode) -> frozenset[MemoryKind] | None:
+    """Memory kinds of the pool, only where the spec makes them certain (rule F1: prefill is always VRAM)."""
+    if role is Role.PREFILL or host_kv is HostKVMode.OFF:
+        return frozenset({MemoryKind.VRAM})
+    return frozenset({MemoryKind.DRAM}) if host_kv is HostKVMode.HOST_RECEIVE else None
 
 
 def spec_facts(spec: PDClusterSpec, geometry: ModelGeometry | None = None) -> tuple[RoleFacts, RoleFacts]:

@@ -7,7 +7,6 @@ from pdoperator.api.spec import EnvVar, FabricType, PDClusterSpec, PodTemplate, 
 from pdoperator.domain.container_env import OWN_ENV
 from pdoperator.domain.engine_checks import engine_findings
 from pdoperator.domain.engine_flags import owned_flags
-from pdoperator.domain.fact_flags import parse_fact_flags
 from pdoperator.domain.finding import Finding, fail, warn
 from pdoperator.domain.revision import role_spec
 from pdtransfer.contract.base import EngineType, Role
@@ -35,8 +34,6 @@ def _role(spec: PDClusterSpec, side: RoleSpec, where: str) -> list[Finding]:
     found: list[Finding] = []
     for use in owned_flags(side.extra_args):
         found.append(fail("OwnedFlag", f"{where}.extraArgs: {use.message}", f"Remove it; {use.flag.advice}."))
-    for problem in parse_fact_flags(side.extra_args).problems:
-        found.append(fail("EngineFlag", f"{where}.extraArgs: {problem}", "Correct the flag."))
     for env in side.env:
         found += _environment(spec, env, where)
     if spec.transfer.fabric.type is FabricType.RDMA and _not_root(side.template):

@@ -15,10 +15,10 @@ from pdtransfer.contract.base import Backend, Role
 
 MIB = 1 << 20
 PLUGIN_ENV = (
-    "PDCLUSTER_KV_STRATEGY",
-    "PDCLUSTER_KV_DIGEST",
-    "PDCLUSTER_KV_STAGING_MIB",
-    "PDCLUSTER_KV_QUARANTINE_MIB",
+    "PDTRANSFER_STRATEGY",
+    "PDTRANSFER_DIGEST",
+    "PDTRANSFER_STAGING_MIB",
+    "PDTRANSFER_QUARANTINE_MIB",
 )
 """Names of the variables that `setting_env` sets; a spec's env may not."""
 DECODE_ONLY = ("strategy", "digest", "quarantineSize")
