@@ -4,6 +4,7 @@ and what the client is told."""
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +47,8 @@ def faults_of(work: Work, scratch: Path, backend: str, log: Callable[[str], None
             except AssertionError as error:
                 seconds, user, then = None, "-", f"not provoked: {str(error).splitlines()[0]}"
             found.append(Fault(backend, name, seconds, user, then))
+    log(f"{backend}, fault: {FABRIC}")
+    found.append(Fault(backend, FABRIC, *other_fabric(work, scratch / f"{backend.split()[0]}-fabric", backend)))
     return found
 
 
@@ -140,3 +143,40 @@ FAULTS: dict[str, Callable[[Pair, Work, list[int]], Outcome]] = {
     "a peer restarts: prefill's scheduler is killed under a request": prefill_dies,
     "a peer restarts: decode's scheduler is killed under a request": decode_dies,
 }
+
+
+FABRIC = "the fabric is not what was asked: UCX_NET_DEVICES names an RDMA adapter that is not there"
+
+
+def other_fabric(work: Work, folder: Path, backend: str) -> Outcome:
+    """A pair of its own: does it start, does it serve, and does anything it prints say what moves its KV."""
+    folder.mkdir()
+    prompt, expected = work.checked[2]
+    asked = (("UCX_NET_DEVICES", "mlx5_0:1"),)
+    servers: list[Server] = []
+    began = time.monotonic()
+    try:
+        with pair(work.setting(backend), folder, 1, 1, asked, asked) as both:
+            servers = [both.prefill, both.decode]
+            began = time.monotonic()
+            answer = heard(both.begin(prompt, NEW, timeout=work.cap)[1].result, began)
+            user = (
+                "the right tokens"
+                if f'"output_ids":{json.dumps(expected, separators=(",", ":"))}' in answer.text
+                else told(answer)
+            )
+            return known(answer), user, f"its output says: {spoken(servers)}"
+    except AssertionError as error:
+        return time.monotonic() - began, "it does not start", str(error).splitlines()[-1][-200:]
+
+
+def spoken(servers: list[Server]) -> str:
+    """Lines of the servers' output about the adapter or the transport, without their time stamps."""
+    found: list[str] = []
+    for server in servers:
+        for line in server.log.read_text(errors="replace").splitlines():
+            if re.search(r"mlx5|transport|\btcp\b|\bcma\b|\bsysv\b", line, re.IGNORECASE) and "server_args" not in line:
+                text = re.sub(r"^\[[^]]*\]\s*", "", line)[:160]
+                if text not in found:
+                    found.append(text)
+    return " / ".join(found[:3]) or "nothing about it"

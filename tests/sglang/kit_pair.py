@@ -87,12 +87,13 @@ def pair(
     folder: Path,
     prefill_tp: int,
     decode_tp: int,
-    prefill_flags: tuple[str, ...] = (),
-    decode_flags: tuple[str, ...] = (),
+    prefill_variables: tuple[tuple[str, str], ...] = (),
+    decode_variables: tuple[tuple[str, str], ...] = (),
 ) -> Iterator[Pair]:
     """A healthy pair; the only SGLang on this machine while it runs. `setting`'s role and tp are replaced."""
-    prefill = replace(setting, role="prefill", tp=prefill_tp, flags=(*setting.flags, *prefill_flags))
-    decode = replace(setting, role="decode", tp=decode_tp, flags=(*setting.flags, *decode_flags))
+    shared = setting.variables
+    prefill = replace(setting, role="prefill", tp=prefill_tp, variables=(*shared, *prefill_variables))
+    decode = replace(setting, role="decode", tp=decode_tp, variables=(*shared, *decode_variables))
     both = Pair(Server(prefill, folder), Server(decode, folder))
     with alone(), running(both.prefill, both.decode):
         yield both

@@ -11,7 +11,7 @@ GROUP = "sglang.srt.plugins"
 PDCLUSTER = "pdcluster"
 """Name of the entry point and of the backend."""
 PLUGINS = {
-    PDCLUSTER: "pdtransfer.engines.sglang:register",
+    PDCLUSTER: "pdtransfer.engines.sglang.plugin:register",
     "pdcluster-test-nixl-dram": "kit_nixl_dram:register",
 }
 """Entry point name -> value. Which of them a server loads is `SGLANG_PLUGINS`."""
