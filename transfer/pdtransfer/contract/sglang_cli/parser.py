@@ -97,7 +97,7 @@ def read_flags(arguments: Sequence[str]) -> Flags:
     unknown: list[str] = []
     for group in _groups(arguments):
         name = group[0].partition("=")[0]
-        if not is_flag(group[0]):
+        if group[0] == "--" or not is_flag(group[0]):
             problems += [f"{a!r} belongs to no flag" for a in group]
             continue
         if not meant(group[0]) and not meant(name):
@@ -115,11 +115,11 @@ def read_flags(arguments: Sequence[str]) -> Flags:
 
 
 def _groups(arguments: Sequence[str]) -> list[list[str]]:
-    """Arguments cut before each flag. After `--` argparse takes everything for values without a flag."""
+    """Arguments cut before each flag. From `--` on argparse takes everything for values without a flag."""
     groups: list[list[str]] = []
     for index, argument in enumerate(arguments):
         if argument == "--":
-            return groups + [[a] for a in arguments[index + 1 :]]
+            return [*groups, list(arguments[index:])]
         if is_flag(argument) or not groups:
             groups.append([argument])
         else:

@@ -1,0 +1,120 @@
+"""`pdcluster preflight --prefill-args ... --decode-args ...`: do two plain SGLang command lines fit?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdoperator.cli_files import model_geometry, read_text, read_yaml_config
+from pdoperator.cli_output import Unreadable
+from pdoperator.domain.preflight import Finding
+from pdoperator.domain.preflight_outside import Outside, Side, check_pair, flag_findings, role_finding, unread
+from pdtransfer.contract.accelerator import Accelerator
+from pdtransfer.contract.base import Role
+from pdtransfer.contract.geometry import ModelGeometry
+from pdtransfer.contract.sglang_cli import (
+    BY_DEST,
+    Command,
+    CommandUnreadable,
+    ConfigRefused,
+    Flags,
+    command_facts,
+    has_variable,
+    hidden_fact,
+    is_read,
+    read_command,
+    read_flags,
+    with_config,
+)
+
+
+@dataclass(frozen=True)
+class CommandOptions:
+    """What a command line does not tell, as the user states it."""
+
+    model_config: str | None = None
+    engine_version: str | None = None
+    same_host: bool = False
+
+
+def read_side(role: Role, text: str, accelerator: Accelerator | None, options: CommandOptions) -> Side:
+    """One side from its command line; `@FILE` is read from the file. Raises Unreadable."""
+    source = "command line"
+    if text.startswith("@"):
+        source = text[1:]
+        text = read_text(source)
+    try:
+        command = read_command(text)
+        arguments = with_config(command.arguments, read_yaml_config)
+    except (CommandUnreadable, ConfigRefused) as error:
+        raise Unreadable(f"{role.value}'s command line can not be read: {error}") from error
+    except Unreadable as error:
+        raise Unreadable(f"{role.value}'s command line can not be read: {error}") from error
+    flags = read_flags(arguments)
+    unknown = _unknown(role, command, flags)
+    findings = [*flag_findings(role, flags, options.engine_version)]
+    if not flags.given("model_path"):
+        findings.append(
+            Finding("EngineFlag", "Fail", f"{role.value}: --model-path is missing. SGLang refuses to start.")
+        )
+    read = command_facts(
+        role,
+        Flags({k: v for k, v in flags.values.items() if k not in unknown}, flags.problems, flags.unknown),
+        {k: v for k, v in command.environment.items() if k not in unknown},
+        unknown=unknown,
+        geometry=_geometry(flags, options),
+        engine_version=options.engine_version,
+        accelerator=accelerator,
+    )
+    findings += role_finding(role, read.role)
+    findings += [Finding("NotRead", "Unknown", f"{role.value}: {p}", "Correct it.") for p in read.problems]
+    findings += [
+        Finding(
+            "ShellVariable",
+            "Unknown",
+            f"{role.value}: the value of {_label(name)} is known to the shell that runs the command only",
+            "Put its value into the command line.",
+        )
+        for name in unknown
+    ]
+    facts = read.facts.model_copy(update={"host": None}) if options.same_host else read.facts
+    assumed = ("environment variables that the command line does not set are not set",)
+    return Side(facts, source, tuple(findings), unread(flags), assumed)
+
+
+def _label(name: str) -> str:
+    return BY_DEST[name].name if name in BY_DEST else name
+
+
+def _unknown(role: Role, command: Command, flags: Flags) -> tuple[str, ...]:
+    """Settings and variables whose value only a shell knows. Raises Unreadable where nothing could be said then."""
+    for problem in flags.problems:
+        if command.shell_only and has_variable(problem):
+            raise Unreadable(f"{role.value}'s command line can not be read: only its shell knows what {problem} means")
+    names = [d for d, v in flags.values.items() if isinstance(v, str) and has_variable(v) and is_read(d)]
+    for name in names:
+        if not hidden_fact(role, name):
+            raise Unreadable(
+                f"{role.value}'s command line can not be read: only its shell knows the value of {_label(name)}, "
+                f"{flags.values[name]}"
+            )
+    names += [n for n, v in command.environment.items() if has_variable(v) and hidden_fact(role, n)]
+    return tuple(names)
+
+
+def _geometry(flags: Flags, options: CommandOptions) -> ModelGeometry | None:
+    overrides = flags.values.get("json_model_override_args")
+    return model_geometry(options.model_config, flags.values.get("model_path"), overrides)
+
+
+def check_commands(
+    prefill: str,
+    decode: str,
+    options: CommandOptions,
+    *,
+    prefill_gpu: Accelerator | None = None,
+    decode_gpu: Accelerator | None = None,
+) -> Outside:
+    """Whether the two fit. Raises Unreadable naming the side."""
+    return check_pair(
+        read_side(Role.PREFILL, prefill, prefill_gpu, options), read_side(Role.DECODE, decode, decode_gpu, options)
+    )

@@ -1,0 +1,114 @@
+"""Does a pair fit that this operator does not run? From two command lines, or from what two servers say. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdoperator.domain.preflight import Finding, Preflight
+from pdtransfer.contract import compat
+from pdtransfer.contract.base import Role
+from pdtransfer.contract.compat.checker import CARD_FACTS
+from pdtransfer.contract.facts import RoleFacts
+from pdtransfer.contract.sglang_cli import BY_DEST, READ_FROM, Flags, is_read
+
+_HOW_TO_KNOW: Mapping[str, str] = {
+    "geometry": "pass --model-config with the model's config.json",
+    "engine_version": "pass --engine-version",
+    "accelerator": "pass --gpu, or --prefill-gpu and --decode-gpu",
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side as it was read. `source` is what messages call it, `findings` what reading it brought up."""
+
+    facts: RoleFacts
+    source: str
+    findings: tuple[Finding, ...] = ()
+    not_checked: tuple[str, ...] = ()
+    """Flags that were given and that no rule of fit reads."""
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def role(self) -> Role:
+        """Side of the pair."""
+        return self.facts.role
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: where it is from, the facts that are known, and what was not checked."""
+        return {
+            "source": self.source,
+            "facts": self.facts.model_dump(mode="json", exclude_none=True),
+            "notChecked": list(self.not_checked),
+            "assumed": list(self.assumed),
+        }
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Answer about a pair, with the sides that it is about."""
+
+    result: Preflight
+    sides: tuple[Side, ...] = field(default=())
+
+
+def flag_findings(role: Role, flags: Flags, engine_version: str | None) -> tuple[Finding, ...]:
+    """What SGLang refuses of a command line. A flag that its version 0.5.23 does not have may be one of another
+    version: without a version that is not known."""
+    found: list[Finding] = []
+    for problem in flags.problems:
+        name = problem.partition(":")[0]
+        if name in flags.unknown and engine_version != READ_FROM:
+            found.append(
+                Finding(
+                    "EngineFlag",
+                    "Unknown",
+                    f"{role.value}: not checked: {problem}, and refuses to start with it; another version may have it",
+                    "Correct the flag, or pass --engine-version.",
+                )
+            )
+        else:
+            found.append(
+                Finding("EngineFlag", "Fail", f"{role.value}: {problem}. SGLang refuses to start.", "Correct the flag.")
+            )
+    return tuple(found)
+
+
+def role_finding(role: Role, named: Role | None) -> tuple[Finding, ...]:
+    """A command line that starts the other side, or none."""
+    if named is role:
+        return ()
+    says = f"--disaggregation-mode {named.value}" if named else "no --disaggregation-mode"
+    return (
+        Finding(
+            "Role",
+            "Fail",
+            f"the command line for {role.value} has {says}: it does not start a {role.value} server",
+            f"Pass --disaggregation-mode {role.value}"
+            + (", or swap the two command lines." if named is role.other else "."),
+        ),
+    )
+
+
+def unread(flags: Flags) -> tuple[str, ...]:
+    """Names of the flags that were given and that no rule of fit reads."""
+    skip = ("config", "help")
+    return tuple(sorted(BY_DEST[d].name for d in flags.values if not is_read(d) and d not in skip))
+
+
+def check_pair(prefill: Side, decode: Side) -> Outside:
+    """Everything that can be said about the two."""
+    findings = [*prefill.findings, *decode.findings]
+    report = compat.check(prefill.facts, decode.facts)
+    for f in report.findings:
+        fact = f.needs.rpartition(".")[2]
+        if fact in CARD_FACTS:
+            continue  # Only a rank that runs pdtransfer tells it.
+        action = f.action
+        if f.needs:
+            where = "its answer" if prefill.facts.observed else "a command line"
+            action = _HOW_TO_KNOW.get(fact, f"{where} does not tell it: compare it on both sides")
+        findings.append(Finding(f.rule, f.status.value, f.message or f.title, action))
+    return Outside(Preflight(tuple(findings)), (prefill, decode))
