@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from pdtransfer.agent.port import AgentFailure, AgentPort, HandleState
 from pdtransfer.errors import DeadlineExceeded, TransferError
-from pdtransfer.mover.jobs import HANDLE_BYTES, HANDLE_PIECES, Batch, Item, Job, Prepped, batches, prepped
+from pdtransfer.mover.jobs import HANDLE_BYTES, HANDLE_PIECES, LONE_BYTES, Batch, Item, Job, Prepped, batches, prepped
 from pdtransfer.mover.posting import post
 from pdtransfer.mover.queues import PeerQueue, Ring
 from pdtransfer.mover.window import PEER_HANDLES, Flight, Window
@@ -79,6 +79,10 @@ class Mover:
     def peers(self) -> frozenset[str]:
         """Agents that a job or a handle is left of."""
         return frozenset(self._queues)
+
+    def handle_bytes(self) -> int:
+        """Most bytes of a handle that is cut now: a job that is alone need not share its turn."""
+        return LONE_BYTES if self._ring.lone else HANDLE_BYTES
 
     def flies_to(self, peer: str) -> bool:
         """A job or a handle of this peer is left."""

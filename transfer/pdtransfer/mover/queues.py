@@ -82,6 +82,13 @@ class Ring:
             queue.credit = HANDLE_BYTES
 
     @property
+    def lone(self) -> bool:
+        """At most one job has something to post."""
+        return not self._order or (
+            len(self._order) == 1 and len(self._order[0].in_turn) + len(self._order[0].behind) < 2
+        )
+
+    @property
     def first(self) -> PeerQueue:
         """The peer whose turn it is."""
         return self._order[0]

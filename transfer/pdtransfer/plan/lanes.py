@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Literal, TypeVar
 
@@ -48,6 +49,11 @@ class Side:
     items: Column
     offsets: Column
     whole: bool
+
+    @cached_property
+    def firsts(self) -> npt.NDArray[np.int32]:
+        """Index of each region's first page, pages being counted through all regions."""
+        return (np.cumsum(self.items) - self.items).astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,25 +56,20 @@ def units_table(arena: StagingArena, unit: int) -> Table:
 def page_indices(side: Side, regions: range, pages: PageArray) -> Indices:
     """Indices into `pages_table`: for each region of the lane in `regions`, each of `pages` (pool page
     numbers); region-major, len(regions) * len(pages)."""
-    first = np.cumsum(side.items) - side.items
-    return _indices(first[regions.start : regions.stop, None] + pages)
+    return (side.firsts[regions.start : regions.stop, None] + pages.astype(np.int32)).ravel()
 
 
 def slice_indices(side: Side, lane: Lane, regions: range, pages: PageArray) -> Indices:
     """Indices into `slices_table`: region-major, then page, then token."""
-    first = (np.cumsum(side.items) - side.items)[regions.start : regions.stop, None]
-    token = np.arange(lane.tokens, dtype=np.int64)
-    return _indices(((first + pages) * lane.tokens)[:, :, None] + token)
+    first = side.firsts[regions.start : regions.stop, None] + pages.astype(np.int32)
+    token = np.arange(lane.tokens, dtype=np.int32)
+    return (np.multiply(first, lane.tokens, dtype=np.int32)[:, :, None] + token).ravel()
 
 
 def unit_indices(slot: int, count: int, per_slot: int, first: int = 0) -> Indices:
     """Indices into `units_table`: `count` units of one slot from its `first` on."""
     start = slot * per_slot + first
     return np.arange(start, start + count, dtype=np.int32)
-
-
-def _indices(array: npt.NDArray[np.int64]) -> Indices:
-    return array.ravel().astype(np.int32)
 
 
 def _table(

@@ -47,12 +47,16 @@ class Identity:
 
 @dataclass(frozen=True)
 class Asked:
-    """Who asked one prefill rank for one room so far: `ranks` of the `required` decode ranks, and the first
-    prompt page they want (what is before it they have)."""
+    """Who asked one prefill rank for one room so far: `ranks` of the `required` decode ranks of the engine
+    `destination` (incarnation), in which attempt, and the first prompt page they want (what is before it they
+    have) of a prompt of `tokens` tokens."""
 
     ranks: int
     required: int
     first_page: int
+    tokens: int
+    attempt: int
+    destination: str
 
     @property
     def complete(self) -> bool:

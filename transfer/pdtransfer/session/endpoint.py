@@ -208,7 +208,9 @@ class RankEndpoint:
         requests = self._source.asked(room)
         if not requests:
             return None
-        return Asked(len(requests), max(r.required for r in requests), max(r.first_page for r in requests))
+        last = max(requests, key=lambda r: r.attempt)
+        first, required = max(r.first_page for r in requests), max(r.required for r in requests)
+        return Asked(len(requests), required, first, last.tokens, last.attempt, last.destination)
 
     def _alive(self, room: int, role: Role) -> int:
         """The room, when this rank takes transfers of that side."""

@@ -18,9 +18,11 @@ from pdtransfer.peers import real_kind
 from pdtransfer.plan import Lane, blocks
 from pdtransfer.plan.pages import as_pages
 from pdtransfer.session.api import TransferState
+from pdtransfer.session.calibrate import transport_of
 from pdtransfer.session.core import Core
 from pdtransfer.session.coverage import Area, Coverage
 from pdtransfer.session.digests import Digests, Sent, undigestible
+from pdtransfer.session.frames import Started
 from pdtransfer.session.links import Link, Links
 from pdtransfer.session.rooms import Leg, Room
 from pdtransfer.session.stager import Load, Stage, Stager
@@ -75,6 +77,9 @@ class Feeder:
         self._queued = Coverage((lane.regions, len(self._wanted.get(lane.pool, ()))) for lane in plan.lanes)
         self._sent = Sent({lane.number: len(self._wanted.get(lane.pool, ())) for lane in plan.lanes})
         self._block = max(BLOCK, plan.nbytes(len(leg.request.pages)) // OVERLAP)
+        # Over sockets the bytes stay in the kernel until decode progresses, and it does so when it knows that they
+        # come; else they are on their way before decode is told, which then costs no time.
+        self._told_first = transport_of(leg.peer.verdict.transport, wiring.card, leg.card) == "tcp"
         lent = leg.stage.grants if leg.stage is not None else {}
         leg.stage = Stage(leg, self._mover, grants=lent)  # slots may have been lent with the request
 
@@ -224,9 +229,12 @@ class Feeder:
         if not leg.started:
             leg.started = True
             self._core.metrics.observe("queue_seconds", time.monotonic() - leg.came)
-        leg.announce = True
+        if self._told_first:
+            self._wiring.send(leg.peer, Started(**leg.request.ids))
+        else:
+            leg.announce = True
         for lane, area, source, destination in part.in_place:
-            self._mover.add(job, part.link.in_place(lane, area, source, destination))
+            self._mover.add(job, part.link.in_place(lane, area, source, destination, self._mover.handle_bytes))
         self._stager.push(leg.stage, part.loads)
         self._core.wake()
 

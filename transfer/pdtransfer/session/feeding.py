@@ -76,6 +76,16 @@ class Feeding:
         if leg.announce:
             self._announced.append(leg)
 
+    def count(self, leg: Leg) -> None:
+        """Count what its job moved."""
+        job, strategy = leg.job, leg.request.strategy
+        if job is None:
+            return
+        lane = leg.peer.verdict.transport or "Unknown"
+        self._core.count("bytes_total", job.bytes_done, direction="sent", strategy=strategy, transport=lane)
+        self._core.count("handles_total", job.handles, strategy=strategy)
+        self._core.count("descriptors_total", job.pieces, strategy=strategy)
+
     def _announce(self) -> bool:
         """Say that bytes are coming, once they are on their way: the first of them does not wait for it."""
         announced, self._announced = self._announced, []

@@ -34,6 +34,7 @@ class Napper:
         self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
         self._fds = _Pollfd(fileno(), _POLLIN, 0) if self._libc is not None and fileno is not None else None
         self._pause = _Timespec()
+        self._news = False
 
     def sharpen(self) -> None:
         """Call it in the thread that naps. Linux lets a thread's sleeps take 50 us longer, to end several at once:
@@ -43,7 +44,9 @@ class Napper:
 
     def pace(self, quiet: int) -> None:
         """Nap as is right after that many turns without news."""
-        if quiet > SPINS:
+        if self._news:
+            self._news = False  # what ended the last nap was read in this turn, and its reader runs in the next
+        elif quiet > SPINS:
             self.nap(50e-6 if quiet < EAGER else 500e-6)
 
     def nap(self, seconds: float) -> None:
@@ -53,4 +56,5 @@ class Napper:
             time.sleep(seconds)
             return
         self._pause.nanoseconds = int(seconds * 1e9)
-        self._libc.ppoll(ctypes.byref(self._fds), ctypes.c_ulong(1), ctypes.byref(self._pause), None)
+        ready = self._libc.ppoll(ctypes.byref(self._fds), ctypes.c_ulong(1), ctypes.byref(self._pause), None)
+        self._news = ready > 0

@@ -191,19 +191,16 @@ class SourceSide:
     def _job_finished(self, room: Room, leg: Leg) -> None:
         job = leg.job
         assert job is not None
-        strategy = leg.request.strategy
-        lane = leg.peer.verdict.transport or "Unknown"
-        self._core.count("bytes_total", job.bytes_done, direction="sent", strategy=strategy, transport=lane)
-        self._core.count("handles_total", job.handles, strategy=strategy)
-        self._core.count("descriptors_total", job.pieces, strategy=strategy)
         if job.error is None:
             leg.done = True
-            self._wiring.self_check.moved()
             metadata = base64.b64encode(room.metadata or b"").decode()
             done = Done(**leg.request.ids, nbytes=job.bytes_done, metadata=metadata, digest=leg.digest)
-            self.askers.bury(leg.peer, leg.request, done, leg.filled)
+            self.askers.bury(leg.peer, leg.request, done, leg.filled)  # first: decode waits for it
+            self._wiring.self_check.moved()
+            self.feeding.count(leg)
             self._conclude(room)
             return
+        self.feeding.count(leg)
         if not leg.fenced:
             if job.lost:
                 self.askers.lost_agents.add(leg.card.agent_name)
