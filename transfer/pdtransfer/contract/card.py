@@ -23,6 +23,8 @@ class EngineFacts(ContractModel):
     nixl_plugin: str = "UCX"
     speculative_algorithm: str = ""
     max_total_tokens: int | None = None
+    settings: tuple[tuple[str, str | int | float | bool | None], ...] = ()
+    """SGLang's settings as it resolved them, by its own names: those that some rule reads. Empty: not told."""
 
 
 class StagingArena(ContractModel):

@@ -8,6 +8,7 @@ from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.geometry import AttentionKind, GeometryError, ModelGeometry, dtype_bytes
 from pdtransfer.contract.layout import Region, RegionKind
+from pdtransfer.contract.sglang_cli import card_facts
 
 
 def facts_from_cards(
@@ -50,9 +51,12 @@ def facts_from_cards(
         "layers": tuple(sorted({r.layer for r in regions if not r.draft})) if len(stages) == at.pp_size else None,
         "observed": True,
     }
+    # The engine has made its own choices already: they go before what it was asked for.
+    told = card_facts(card.role, card.engine.settings)
+    resolved = {name: value for name, value in told.items() if name not in observed} | {"resolved": bool(told)}
     if spec is None:
-        return RoleFacts.model_validate(observed)
-    return spec.model_copy(update=observed)
+        return RoleFacts.model_validate(resolved | observed)
+    return spec.model_copy(update=resolved | observed)
 
 
 def contradiction(stated: ModelGeometry, card: RankCard) -> str | None:

@@ -24,12 +24,14 @@ from pdtransfer.contract.sglang_cli.facts import (
     given_facts,
     hidden_fact,
     named_role,
+    told_settings,
 )
 from pdtransfer.contract.sglang_cli.flags import BY_DEST, READ_FROM, Flag, is_read
 from pdtransfer.contract.sglang_cli.parser import Flags, is_flag, meant, read_flags
 from pdtransfer.contract.sglang_cli.server import (
     NoServerInfo,
     PrefillRoute,
+    card_facts,
     prefill_route,
     route_contradictions,
     server_facts,
@@ -47,6 +49,7 @@ __all__ = [
     "NoServerInfo",
     "PrefillRoute",
     "ReadFacts",
+    "card_facts",
     "command_facts",
     "given_facts",
     "has_variable",
@@ -60,5 +63,6 @@ __all__ = [
     "read_flags",
     "route_contradictions",
     "server_facts",
+    "told_settings",
     "with_config",
 ]

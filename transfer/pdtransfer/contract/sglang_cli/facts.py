@@ -10,7 +10,7 @@ from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import Backend, MemoryKind, Role
 from pdtransfer.contract.facts import HostKVMode, RoleFacts
 from pdtransfer.contract.geometry import ModelGeometry
-from pdtransfer.contract.sglang_cli.flags import BY_DEST, FLAGS
+from pdtransfer.contract.sglang_cli.flags import BY_DEST, FLAGS, is_read
 from pdtransfer.contract.sglang_cli.parser import Flags
 
 BACKENDS: Mapping[str, Backend] = {
@@ -98,6 +98,16 @@ def settings_facts(role: Role, settings: Mapping[str, Any]) -> dict[str, Any]:
     if settings.get("device") == "cpu":
         facts["accelerator"] = Accelerator.CPU
     return facts
+
+
+def told_settings(settings: Mapping[str, Any]) -> tuple[tuple[str, str | int | float | bool | None], ...]:
+    """Of a running server's resolved settings (by SGLang's names) those that some rule reads, in order of their
+    names, for its card. What is no plain value is left out."""
+    return tuple(
+        (dest, settings[dest])
+        for dest in sorted(BY_DEST)
+        if dest in settings and is_read(dest) and isinstance(settings[dest], str | int | float | bool | None)
+    )
 
 
 def _host_kv(settings: Mapping[str, Any]) -> HostKVMode:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pdtransfer.contract.base import Backend, EngineType
+from pdtransfer.contract.base import Backend, EngineType, Role
 from pdtransfer.contract.facts import HostKVMode, RoleFacts
 from pdtransfer.contract.geometry import ModelGeometry
 from pdtransfer.contract.sglang_cli.facts import (
@@ -72,6 +73,19 @@ def server_facts(
         told["memory_kinds"] = frozenset(_kinds(info))
     facts, refused = validated(role, told)
     return ReadFacts(facts, role, (*problems, *refused))
+
+
+def card_facts(role: Role, settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Facts of the resolved settings on a rank's card, by attribute of RoleFacts. A setting that is not known here,
+    or is of a wrong type, is not told."""
+    good: dict[str, Any] = {}
+    for dest, value in settings:
+        if dest in BY_DEST:
+            with contextlib.suppress(NoServerInfo):
+                good[dest] = _checked(dest, value)
+    told = settings_facts(role, good)
+    facts, _ = validated(role, told)
+    return {name: getattr(facts, name) for name in told}
 
 
 def _checked(dest: str, value: Any) -> Any:
