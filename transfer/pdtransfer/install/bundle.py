@@ -15,7 +15,7 @@ from pathlib import Path
 PACKAGE = "pdtransfer"
 DISTRIBUTION = "pdcluster"
 """As on an index: an image that has this distribution already gives way to ours, it is first on the path."""
-ENTRY_POINTS = "[sglang.srt.plugins]\npdcluster = pdtransfer.engines.sglang:register\n"
+ENTRY_POINTS = "[sglang.srt.plugins]\npdcluster = pdtransfer.engines.sglang.plugin:register\n"
 LAUNCHER = "pdtransfer_launch.py"
 _UNKNOWN_VERSION = "0+source"
 _LEFT_OUT = (".pyc", ".c", ".o")
