@@ -53,8 +53,9 @@ def own_cluster(kubectl: Kubectl, image: str) -> Target:
     return Target(kubectl, _tool("helm"), image, embedded=False)
 
 
-def up() -> Target:
-    """The cluster, ready to be used; builds and starts the embedded one unless KUBECONFIG names another."""
+def up(engine: Path | None = None) -> Target:
+    """The cluster, ready to be used; builds and starts the embedded one unless KUBECONFIG names another. `engine`:
+    an engine's Python environment, whose image the embedded one gets too."""
     if own := given():
         image = os.environ.get("PDCLUSTER_IMAGE", "")
         if not image:
@@ -65,15 +66,16 @@ def up() -> Target:
         return own_cluster(own, image)
     cluster_command("build-tools", timeout=BUILD_TIMEOUT, show=True)
     cluster_command("up", timeout=UP_TIMEOUT, show=True)
-    load_images()
+    load_images(engine)
     kubectl = Kubectl(cluster_command("tool", "kubectl"), cluster_command("kubeconfig"))
     return Target(kubectl, cluster_command("tool", "helm"), EMBEDDED_IMAGE, embedded=True)
 
 
-def load_images() -> None:
+def load_images(engine: Path | None = None) -> None:
     """Put the project's images on every embedded node; this checkout and its environment are mounted in."""
+    more = [] if engine is None else ["--engine", str(engine)]
     cluster_command(
-        "images", "--venv", str(ROOT / ".venv"), "--source", str(ROOT), "--mount", str(layer()), timeout=300
+        *("images", "--venv", str(ROOT / ".venv"), "--source", str(ROOT), "--mount", str(layer()), *more), timeout=300
     )
 
 

@@ -98,9 +98,9 @@ def make_model(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def model_config_map(folder: Path, name: str = "tiny-llama") -> dict[str, Any]:
+def model_config_map(folder: Path, name: str = "tiny-llama", files: tuple[str, ...] = MODEL_FILES) -> dict[str, Any]:
     """The checkpoint as a ConfigMap: the one volume that works on any cluster without a registry."""
-    data = {f: (folder / f).read_bytes() for f in MODEL_FILES}
+    data = {f: (folder / f).read_bytes() for f in files}
     size = sum(len(b) for b in data.values())
     if size > CONFIGMAP_LIMIT:
         raise ValueError(f"the model takes {size} bytes in a ConfigMap, the limit is {CONFIGMAP_LIMIT}")
