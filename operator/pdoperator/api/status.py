@@ -55,6 +55,36 @@ class RevisionCount(ApiModel):
     ready: int = Field(default=0, ge=0, description="Those of them that are ready.")
 
 
+class RewriteStatus(ApiModel):
+    """A setting that the engine does not take as it was given."""
+
+    name: Word = Field(description="The setting, as in settings.")
+    asked: Word = Field(description="What the spec says.")
+    effective: Word = Field(description="What the engine uses.")
+    reason: Message = Field(default="", description="Why.")
+
+
+class RoleEngineStatus(ApiModel):
+    """Effective settings of a role's engine: what it really runs with, whatever was asked for."""
+
+    settings: dict[str, Word] = Field(
+        default={},
+        json_schema_extra={"maxProperties": 64},
+        description="Settings that matter to the fit of prefill and decode, by name. What is not known is left out.",
+    )
+    observed: tuple[Word, ...] | None = Field(
+        default=None,
+        max_length=64,
+        description="Those of them that running ranks reported. The others are worked out from the spec.",
+    )
+    rewrites: tuple[RewriteStatus, ...] | None = Field(
+        default=None,
+        max_length=32,
+        description="What the engine changes of the spec's settings.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+
+
 class RoleStatus(ApiModel):
     """Replicas of one role."""
 
@@ -67,6 +97,7 @@ class RoleStatus(ApiModel):
         description="Pods by revision.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["revision"]},
     )
+    engine: RoleEngineStatus | None = Field(default=None, description="Effective settings of the role's engine.")
 
 
 class WiredPairs(ApiModel):

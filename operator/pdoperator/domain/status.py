@@ -26,6 +26,7 @@ from pdoperator.api.status import (
 )
 from pdoperator.domain.actions import PodBackoff
 from pdoperator.domain.condition import Aspect, roll_up, to_conditions
+from pdoperator.domain.engine_status import current_cards, engine_status
 from pdoperator.domain.lastwords import one_line
 from pdoperator.domain.picture import Picture
 from pdoperator.domain.routing import listed_everywhere
@@ -76,6 +77,7 @@ def _role(pic: Picture, role: Role) -> RoleStatus:
             RevisionCount(revision=r, pods=n, ready=sum(1 for p in pods if p.revision == r and p.uid in ready))
             for r, n in sorted(by_revision.items())
         ),
+        engine=engine_status(pic.spec, role, current_cards(pic, role)),
     )
 
 
@@ -201,6 +203,8 @@ def build_status(pic: Picture, aspects: list[Aspect], proof: Verification) -> di
     if shown is not None:
         mark = " (emulated)" if shown.emulated else ""
         verified = f"{rate(shown.bandwidth)} {shown.transport or 'unknown'}{mark}"
+    elif pic.real is not None and pic.real.proof.complete:
+        verified = "by request"
     status = PDClusterStatus(
         observed_generation=cluster.generation,
         conditions=to_conditions(

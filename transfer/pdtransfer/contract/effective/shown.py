@@ -54,6 +54,8 @@ def effective_values(
     shown["attentionTensorParallelSize"] = now.attention_tp
     if now.host_kv is not HostKVMode.OFF:
         shown["hostKV"] = now.host_kv.value
+    if now.host_kv is HostKVMode.HOST_RECEIVE:
+        shown["hostReceiveThreshold"] = now.host_receive_threshold
     return shown
 
 

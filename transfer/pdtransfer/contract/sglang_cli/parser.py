@@ -10,7 +10,7 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -92,6 +92,12 @@ def is_flag(argument: str) -> bool:
 
 def read_flags(arguments: Sequence[str]) -> Flags:
     """Every flag of `arguments` (without a program before them). Never raises for any strings."""
+    return _read(tuple(arguments))
+
+
+@lru_cache(maxsize=1024)
+def _read(arguments: tuple[str, ...]) -> Flags:
+    """Kept: an operator asks for the same few lines with every look, and argparse takes milliseconds for each."""
     values: dict[str, Any] = {}
     problems: list[str] = []
     unknown: list[str] = []
