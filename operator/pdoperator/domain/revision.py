@@ -1,8 +1,8 @@
 """Revision hash of a role: over the spec fields that change its pods, and nothing else.
 
-Replicas, router, rollout and verification are left out; the rendered pod is never hashed (an operator
-upgrade would roll the fleet). Fields left at their default are left out as well, so that a field
-added to the API later does not change old hashes.
+Replicas, router, rollout and verification are left out, and for prefill those settings of spec.transfer that are
+decode's alone; the rendered pod is never hashed (an operator upgrade would roll the fleet). Fields left at their
+default are left out as well, so that a field added to the API later does not change old hashes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdoperator.api.spec import Isolation, PDClusterSpec, RoleSpec
+from pdoperator.domain.transfer_settings import DECODE_ONLY
 from pdtransfer.contract.base import Backend, Role, content_hash
 
 _HASH_DIGITS = 8
@@ -23,7 +24,8 @@ def role_spec(spec: PDClusterSpec, role: Role) -> RoleSpec:
 def revision_fields(spec: PDClusterSpec, role: Role) -> dict[str, Any]:
     """What the hash of one role covers."""
     whole = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    transfer = {k: v for k, v in whole.get("transfer", {}).items() if k != "verification"}
+    left_out = {"verification", *(DECODE_ONLY if role is Role.PREFILL else ())}
+    transfer = {k: v for k, v in whole.get("transfer", {}).items() if k not in left_out}
     own = {k: v for k, v in whole.get(role.value, {}).items() if k != "replicas"}
     return {
         "model": {k: v for k, v in whole.get("model", {}).items() if k != "geometry"},
