@@ -73,7 +73,8 @@ def test_a_stated_geometry_serves_both_sides_and_a_wrong_one_is_a_warning(engine
     told = spec.model_copy(update={"geometry": stated})
     cards = engine_cards(P, 2), engine_cards(D, 2)
     assert check_cards(*cards, prefill_spec=told).verdict is Status.PASS
-    assert failed(check_cards(engine_cards(P, 2), engine_cards(D, 4), prefill_spec=told)) == ["D2"]
+    nixl = check_cards(engine_cards(P, 2), engine_cards(D, 4), Backend.NIXL, prefill_spec=told)
+    assert failed(nixl) == ["D2"]
     wrong = spec.model_copy(update={"geometry": stated.model_copy(update={"kv_heads": 4})})
     report = check_cards(*cards, prefill_spec=wrong)
     finding = report.finding("L8")

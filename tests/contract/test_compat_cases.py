@@ -27,8 +27,9 @@ def test_swa_gqa_unequal_tp(pair: Pair) -> None:
     finding = report.first_failure
     assert finding is not None
     assert "prefill attention TP 1, decode attention TP 4" in finding.message and "hangs" in finding.message
+    # PDCluster: windows are K and V of a page space of their own, cut by head like any other.
     ours = check(*pair("swa8", prefill={"tensor_parallel": 1}, decode={"tensor_parallel": 4}))
-    assert failed(ours) == ["D2"] and "PDCluster's mover does not slice" in (ours.first_failure or finding).message
+    assert ours.verdict is Status.PASS, ours.first_failure
     assert check(*pair("swa8", tensor_parallel=4)).verdict is Status.PASS
 
 
@@ -174,7 +175,9 @@ def test_tp_not_divisible(pair: Pair) -> None:
 def test_decode_hicache_without_radix(pair: Pair) -> None:
     report = check(*pair(decode={"hierarchical_cache": True}))
     assert failed(report) == ["E2"]
-    assert check(*pair(decode={"hierarchical_cache": True, "decode_radix_cache": True})).verdict is Status.PASS
+    both = check(*pair(decode={"hierarchical_cache": True, "decode_radix_cache": True}))
+    # SGLang calls decode's prefix cache experimental.
+    assert both.fits and [f.rule for f in both.of(Status.WARN)] == ["E8"]
     assert check(*pair(prefill={"hierarchical_cache": True})).verdict is Status.PASS
 
 

@@ -6,9 +6,13 @@ from pdtransfer.contract.base import Backend, EngineType
 from pdtransfer.contract.compat import (
     caches,
     context,
+    exclusions,
+    features,
+    formats,
     geometry,
     hostkv,
     parallelism,
+    pipeline,
     speculation,
     staging,
     state,
@@ -21,16 +25,22 @@ from pdtransfer.contract.facts import RoleFacts
 RULES: tuple[Rule, ...] = (
     *transport.V.rules,
     *parallelism.A.rules,
+    *pipeline.A.rules,
     *context.A.rules,
+    *features.A.rules,
     *geometry.B.rules,
+    *formats.B.rules,
     *speculation.C.rules,
     *state.D.rules,
+    *exclusions.D.rules,
     *caches.E.rules,
     *hostkv.F.rules,
     *staging.G.rules,
     *transport.H.rules,
 )
 """Every rule once, in the order findings are listed."""
+
+_STARTED = "both engines started"
 
 CARD_FACTS = frozenset({"memory_kinds", "segments", "regions_without_memory_kind", "max_total_tokens", "layers"})
 """Facts that only a started rank can tell."""
@@ -51,6 +61,34 @@ FLAG_FACTS = frozenset(
         "dsa_backend",
         "host",
         "bootstrap_port",
+        "kv_cache_sharding",
+        "dsa_cache_layer_split",
+        "allocation_policy",
+        "pd_role_switch",
+        "expert_parallel",
+        "moe_a2a_backend",
+        "decode_tp_sizes",
+        "hnd_kv_cache",
+        "dsv4_attention_backend",
+        "dsv4_kv_layout",
+        "dsv4_compressed_kv_layout",
+        "draft_tokens",
+        "multi_layer_eagle",
+        "linear_replayssm",
+        "linear_replayssm_spec",
+        "mamba_cache_strategy",
+        "lmcache",
+        "watermark",
+        "response_store",
+        "pdmux",
+        "dllm_algorithm",
+        "minicpm_force_dense",
+        "max_prefill_tokens",
+        "transfer_queues",
+        "unified_memory",
+        "attention_backend",
+        "accelerator",
+        "ssm_dtype",
     }
 )
 """Facts that a card does not carry: the spec (and what the operator composes) tells them."""
@@ -77,12 +115,13 @@ def _decide(rule: Rule, p: RoleFacts, d: RoleFacts, backend: Backend) -> Finding
     column = rule.outcome(backend)
     if column is Outcome.FINE:
         return _passed(rule, f"no limit of backend {backend.value}")
-    if column is Outcome.START and p.observed and d.observed:
-        return _passed(rule, "both engines started")
+    started = p.observed and d.observed
     try:
         hit = rule.decide(p, d, backend)
     except NeedsFact as missing:
-        return _unknown(rule, missing)
+        return _passed(rule, _STARTED) if started and column is Outcome.START else _unknown(rule, missing)
+    if hit is not None and started and (hit.outcome or column) is Outcome.START:
+        return _passed(rule, _STARTED)
     return _passed(rule) if hit is None else _broken(rule, hit, column, p, d, backend)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from pdtransfer.contract.base import Backend
+from pdtransfer.contract.base import Backend, EngineType
 from pdtransfer.contract.compat.parallelism import geometry_of
+from pdtransfer.contract.compat.pipeline import stage_kv_layers
 from pdtransfer.contract.compat.rule import SGLANG_ONLY, Family, Hit, Outcome, columns, every, known
 from pdtransfer.contract.facts import RoleFacts
-from pdtransfer.contract.geometry import AttentionKind
+from pdtransfer.contract.families import is_dsa
+from pdtransfer.contract.geometry import GeometryError
 
 A = Family()
 
@@ -40,6 +42,11 @@ def a13(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
             f"prefill has context parallel size {p.context_parallel}, which PDCluster's mover does not do yet",
             consequence="The pair is refused.",
         )
+    if p.dsa_cache_layer_split or p.kv_cache_sharding:
+        return None  # All ranks send, and decode reads that from prefill's answer.
+    geometry = p.geometry or d.geometry
+    if geometry is not None and geometry.latent and geometry.linear_layers:
+        return None  # Both sides switch it on by themselves for MLA beside linear attention.
     ours = known(p.all_cp_ranks_transfer, p, "all_cp_ranks_transfer")
     theirs = known(d.all_cp_ranks_transfer, d, "all_cp_ranks_transfer")
     if ours == theirs:
@@ -63,6 +70,8 @@ def a14(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     if backend is Backend.PDCLUSTER:
         if p.dcp_size == d.dcp_size == 1:
             return None
+        if d.dcp_size > 1 and d.engine is EngineType.SGLANG:
+            return Hit(f"{sizes}, and SGLang gives decode DCP to backends it knows by name only", outcome=Outcome.START)
         return Hit(f"{sizes}, which PDCluster's mover does not do yet", consequence="The pair is refused.")
     if p.dcp_size == d.dcp_size or (p.dcp_size == 1 and geometry_of(p, d).latent):
         return None
@@ -73,7 +82,7 @@ def a14(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     "A15",
     "What decode context parallelism needs",
     columns(nixl=Outcome.DCRASH, mooncake=Outcome.DCRASH),
-    needs=("dcp_size", "geometry", "context_parallel"),
+    needs=("dcp_size", "geometry", "context_parallel", "kv_cache_sharding"),
     change="use --dcp-size 1 on decode",
 )
 def a15(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
@@ -81,6 +90,8 @@ def a15(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
         return None
     if p.context_parallel > 1:
         return Hit(f"decode DCP size is {d.dcp_size}, prefill context parallel size {p.context_parallel}")
+    if p.kv_cache_sharding:
+        return Hit(f"decode DCP size is {d.dcp_size}, and prefill shards its KV cache (--enable-kv-cache-sharding)")
     geometry = geometry_of(p, d)
     if geometry.latent:
         return None
@@ -89,7 +100,7 @@ def a15(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 
 @A.rule(
     "A16",
-    "No decode context parallelism with DSA",
+    "Where decode context parallelism is possible",
     every(Outcome.START),
     needs=("dcp_size", "geometry"),
     change="use --dcp-size 1",
@@ -97,10 +108,56 @@ def a15(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 )
 def a16(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     for facts in (p, d):
-        if facts.dcp_size > 1 and geometry_of(p, d).attention is AttentionKind.DSA:
-            return Hit(f"{facts.role.value} DCP size is {facts.dcp_size}, and the model has DSA attention")
         if facts.dcp_size > 1 and facts.context_parallel > 1:
             return Hit(
                 f"{facts.role.value} DCP size is {facts.dcp_size}, context parallel size {facts.context_parallel}"
             )
-    return None
+        if facts.dcp_size > 1 and is_dsa(geometry_of(p, d)):
+            return Hit(f"{facts.role.value} DCP size is {facts.dcp_size}, and the model has DSA attention")
+    if p.dcp_size == 1:
+        return None
+    return Hit(
+        f"prefill DCP size is {p.dcp_size}",
+        outcome=Outcome.WARN,
+        consequence="SGLang runs it, and says that it costs communication and gains nothing on prefill.",
+    )
+
+
+@A.rule(
+    "A17",
+    "Memory on prefill for decode's context parallelism",
+    columns(nixl=Outcome.WARN, mooncake=Outcome.WARN),
+    needs=("dcp_size", "geometry", "chunked_prefill_size", "max_prefill_tokens", "page_size", "kv_dtype"),
+    change="leave that much device memory free on prefill (lower --mem-fraction-static), or lower "
+    "--chunked-prefill-size",
+    engines=SGLANG_ONLY,
+)
+def a17(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    if d.dcp_size == 1 or p.dcp_size != 1 or not geometry_of(p, d).latent:
+        return None  # Rules A14 and A15 speak of the rest.
+    size = pack_bytes(p, d)
+    shown = "a buffer for each transfer thread" if size is None else f"{size} bytes ({size / 2**30:.2f} GiB)"
+    return Hit(
+        f"decode DCP size is {d.dcp_size}, prefill's is 1: each prefill rank takes {shown} of device memory when "
+        "the first decode rank registers",
+        consequence="Where the memory is gone by then, the prefill rank's bootstrap thread dies while /health "
+        "stays green.",
+    )
+
+
+def pack_bytes(p: RoleFacts, d: RoleFacts) -> int | None:
+    """Bytes of the buffers that A17 speaks of, on one prefill rank; None when something is not known.
+
+    transfer threads x dcp x ceil(tokens / dcp) x bytes of a token over the largest stage's layers, where
+    tokens is a prefill chunk in whole pages (SGLang's dcp_pack_buffer_bytes)."""
+    geometry, page, dtype, queues = p.geometry or d.geometry, p.page_size, p.kv_dtype, p.transfer_queues
+    chunk = p.chunked_prefill_size if p.chunked_prefill_size and p.chunked_prefill_size > 0 else p.max_prefill_tokens
+    if geometry is None or page is None or dtype is None or queues is None or chunk is None:
+        return None
+    try:
+        item = geometry.latent_item_bytes(page, dtype, raw_fp8=p.dsa_backend == "trtllm")
+    except GeometryError:
+        return None
+    tokens = -(-chunk // page) * page
+    layers = max(stage_kv_layers(geometry, p.pipeline_parallel))
+    return queues * d.dcp_size * -(-tokens // d.dcp_size) * layers * (item // page)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pdtransfer.contract.base import Backend
+from pdtransfer.contract.accelerator import Accelerator
+from pdtransfer.contract.base import Backend, EngineType
 from pdtransfer.contract.compat.parallelism import geometry_of, sizes
 from pdtransfer.contract.compat.rule import (
-    SGLANG_ONLY,
     Family,
     Hit,
     Outcome,
@@ -15,7 +15,7 @@ from pdtransfer.contract.compat.rule import (
     known,
 )
 from pdtransfer.contract.facts import RoleFacts
-from pdtransfer.contract.geometry import AttentionKind, ModelGeometry, is_fp8
+from pdtransfer.contract.geometry import ModelGeometry
 
 B = Family()
 _REFUSED = "Pages can not be mapped; the handshake refuses the peer."
@@ -90,33 +90,6 @@ def b4(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     return Hit(f"KV dtype is 'auto' on both sides, and prefill's model dtype is {ours}, decode's {theirs}")
 
 
-@B.rule(
-    "B6",
-    "DSA rows in fp8 are laid out alike",
-    columns(Outcome.REQ, Outcome.WRONG, Outcome.WRONG),
-    needs=("geometry", "kv_dtype", "dsa_backend", "host_kv"),
-    change="set kernels of one row layout: --dsa-prefill-backend on prefill, --dsa-decode-backend on decode",
-    engines=SGLANG_ONLY,
-)
-def b6(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    if geometry_of(p, d).attention is not AttentionKind.DSA or not is_fp8(known(p.kv_dtype, p, "kv_dtype")):
-        return None
-    if p.dsa_backend is None and d.dsa_backend is None and p.host_kv is d.host_kv:
-        return None  # Both take the default of their GPU; cards show where these differ.
-    ours, theirs = known(p.dsa_backend, p, "dsa_backend"), known(d.dsa_backend, d, "dsa_backend")
-    if (ours == "trtllm") == (theirs == "trtllm"):
-        return None
-    rows = {True: "raw 576 bytes", False: "656 bytes"}
-    narrower = ours == "trtllm"
-    return Hit(
-        f"prefill's DSA kernels are {ours} (rows of {rows[narrower]}), decode's {theirs} "
-        f"(rows of {rows[not narrower]})",
-        # SGLang refuses only a source row that is wider than the destination's.
-        outcome=Outcome.PDEAD if backend is Backend.NIXL and not narrower else None,
-        consequence="Rows can not be mapped; the handshake refuses the peer." if backend is Backend.PDCLUSTER else "",
-    )
-
-
 _LATENT_SHAPE = ("layers", "kv_lora_rank", "qk_rope_head_dim", "index_head_dim")
 _HEAD_SHAPE = ("layers", "kv_heads", "head_dim", "value_dim")
 _PATTERNS = ("sliding_window_layers", "linear_layers", "kvless_layers")
@@ -185,13 +158,18 @@ def b8(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     "B9",
     "No 4-bit KV",
     every(Outcome.WRONG),
-    needs=("kv_dtype",),
+    needs=("kv_dtype", "accelerator", "attention_backend"),
     change="use an 8-bit or 16-bit kvCache.dtype",
 )
 def b9(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     for facts in (p, d):
-        if facts.kv_dtype is not None and "fp4" in facts.kv_dtype.lower():
-            return Hit(f"{facts.role.value} KV dtype is {facts.kv_dtype!r}: its scale tensors are not transferred")
+        if facts.kv_dtype is None or "fp4" not in facts.kv_dtype.lower():
+            continue
+        what = f"{facts.role.value} KV dtype is {facts.kv_dtype!r}"
+        backends = (facts.attention_backend, facts.prefill_attention_backend, facts.decode_attention_backend)
+        if facts.kv_dtype == "nvfp4" and facts.accelerator is Accelerator.SM100 and "trtllm_mha" in backends:
+            return Hit(f"{what} with the trtllm_mha attention backend on SM100", outcome=Outcome.START)
+        return Hit(f"{what}: its scale tensors are not transferred")
     for facts in (p, d):
         known(facts.kv_dtype, facts, "kv_dtype")
     return None
@@ -201,17 +179,35 @@ def b9(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     "B12",
     "Prefill chunks are whole pages",
     every(Outcome.START),
-    needs=("chunked_prefill_size", "page_size"),
-    change="make --chunked-prefill-size a multiple of kvCache.pageSize",
+    needs=("chunked_prefill_size", "page_size", "attention_data_parallel"),
+    change="make --chunked-prefill-size (over attentionDataParallelSize) a multiple of kvCache.pageSize",
 )
 def b12(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     # -1 switches chunking off, and an engine's own default is a multiple of every page size.
     if p.chunked_prefill_size is None or p.chunked_prefill_size <= 0:
         return None
     page = known(p.page_size, p, "page_size")
-    if p.chunked_prefill_size % page == 0:
+    # SGLang gives each attention-DP rank its part of the chunk, and checks that part.
+    parts = p.attention_dp if p.engine is EngineType.SGLANG else 1
+    if (p.chunked_prefill_size // parts) % page == 0:
         return None
-    return Hit(f"prefill chunked_prefill_size is {p.chunked_prefill_size}, its page size {page}")
+    if p.kv_cache_sharding:
+        return None  # There it rounds the chunk up by itself.
+    of = f" over {parts} attention-DP ranks" if parts > 1 else ""
+    return Hit(f"prefill chunked_prefill_size is {p.chunked_prefill_size}{of}, its page size {page}")
+
+
+@B.rule(
+    "B13",
+    "Fewer decode pages than prefill has",
+    {},
+    needs=(),
+    change="",
+)
+def b13(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    # No setting brings it about: a request shows it. SGLang logs it and drops the tail (WRONG); PDCluster
+    # fails that request by name before a byte moves.
+    return None
 
 
 @B.rule(

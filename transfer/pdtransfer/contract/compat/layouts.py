@@ -125,6 +125,8 @@ def gap(cards: Sequence[RankCard], geometry: ModelGeometry | None = None) -> str
 
 def _layer_gap(cards: Sequence[RankCard], kvless: frozenset[int]) -> str | None:
     """First layer that the stages of one TP rank do not hold between them."""
+    if any(r.pool and r.kind is not RegionKind.INDEX for card in cards for r in card.layout.regions):
+        return None  # Hybrid: layers that hold state have no pages, and engines count the others in ways of their own.
     total = cards[0].model.layers
     held: dict[tuple[int, int, int], set[int]] = {}
     for card in cards:
@@ -173,7 +175,8 @@ def wrong_size(card: RankCard) -> str | None:
     Dims that the card's model does not state, and dtypes without whole bytes, are not checked."""
     layout, model = card.layout, card.model
     for region in layout.regions:
-        if region.draft or region.kind not in (RegionKind.KEY, RegionKind.VALUE):
+        # A page space of its own (sliding windows) may have other heads and dims than the model's full layers.
+        if region.draft or region.pool or region.kind not in (RegionKind.KEY, RegionKind.VALUE):
             continue
         if layout.heads is None:
             return f"{name(card)}: layer {region.layer} has a {region.kind.value} region and the rank no head slice"
@@ -251,7 +254,8 @@ def unmapped(prefill: RankCard, decode: RankCard) -> str | None:
                 f"layer {layer} {kind.value} has {_numbers(sizes[0])} {what} on {name(prefill)} and "
                 f"{_numbers(sizes[1])} on {name(decode)}"
             )
-        if kind is RegionKind.STATE and p.coordinates.tp_size != d.coordinates.tp_size:
+        # Beside latent rows every rank holds the same state (its sizes are equal then), and one copy serves all.
+        if kind is RegionKind.STATE and p.heads and p.coordinates.tp_size != d.coordinates.tp_size:
             return (
                 f"layer {layer} keeps state, which is not sliced: attention TP is {p.coordinates.tp_size} on "
                 f"{name(prefill)} and {d.coordinates.tp_size} on {name(decode)}"

@@ -1,10 +1,9 @@
-"""Family A: tensor, pipeline, data and context parallelism of the two sides."""
+"""Family A: tensor and data parallelism of the two sides."""
 
 from __future__ import annotations
 
 from pdtransfer.contract.base import Backend
 from pdtransfer.contract.compat.rule import (
-    SGLANG_ONLY,
     Family,
     Hit,
     Outcome,
@@ -13,7 +12,7 @@ from pdtransfer.contract.compat.rule import (
     every,
     known,
 )
-from pdtransfer.contract.facts import RoleFacts, draft_kv_algorithm
+from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.geometry import ModelGeometry
 
 A = Family()
@@ -148,7 +147,7 @@ def a6(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 @A.rule(
     "A7",
     "Unequal TP where K and V differ in head dim",
-    columns(nixl=Outcome.PDEAD),
+    columns(nixl=Outcome.PDEAD, mooncake=Outcome.WRONG),
     needs=("geometry", *TP),
     change="use equal TP, or transfer.backend PDCluster",
 )
@@ -157,86 +156,43 @@ def a7(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
         return None
     if geometry.value_dim == geometry.head_dim:
         return None
+    # V's items are taken to be as long as K's. Where they are shorter the slices run past the last region
+    # (NIXL refuses the list), where they are longer all of them lie inside it.
+    inside = geometry.value_dim > geometry.head_dim
     return Hit(
         f"{sizes(p, d)}; K heads are {geometry.head_dim} wide, V heads {geometry.value_dim}, and one slice "
-        "width is used for both"
+        "width is used for both",
+        outcome=Outcome.WRONG if inside else None,
     )
 
 
-@A.rule(
-    "A8",
-    "Decode's pipeline stages are 1 or prefill's",
-    columns(nixl=Outcome.DCRASH, mooncake=Outcome.DCRASH),
-    needs=("pipeline_parallel",),
-    change="set decode pipelineParallelSize to 1 (or to prefill's), or transfer.backend PDCluster",
-)
-def a8(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    if d.pipeline_parallel in (1, p.pipeline_parallel):
-        return None
-    return Hit(f"prefill has {p.pipeline_parallel} pipeline stages, decode {d.pipeline_parallel}")
+def slice_heads(prefill_tp: int, decode_tp: int, kv_heads: int) -> int:
+    """Heads in one slice of a token that one prefill rank sends to one decode rank: min(hs, hd)."""
+    return min(max(1, kv_heads // prefill_tp), max(1, kv_heads // decode_tp))
 
 
 @A.rule(
-    "A9",
-    "Prefill stages into one decode stage, GQA at equal TP",
-    columns(nixl=Outcome.PDEAD),
-    needs=("geometry", "pipeline_parallel", *TP),
-    change="set prefill pipelineParallelSize to 1, or transfer.backend PDCluster (layers are mapped by id)",
+    "A21",
+    "One prefill serves decode groups of one slice width",
+    columns(nixl=Outcome.REQ),
+    needs=("decode_tp_sizes", "geometry", *TP),
+    change="give all decode groups of one prefill group one attention TP, or use transfer.backend PDCluster",
 )
-def a9(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    if p.pipeline_parallel == 1 or d.pipeline_parallel != 1 or attention_tp(p) != attention_tp(d):
+def a21(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    served = (p.decode_tp_sizes or frozenset()) | {attention_tp(d)}
+    if len(served) == 1 or (geometry := geometry_of(p, d)).latent:
         return None
-    geometry = geometry_of(p, d)
-    if geometry.latent or geometry.linear_layers:
+    ptp = attention_tp(p)
+    # Equal TP goes another way; what the first unequal peer needs is kept for all later ones.
+    widths = {tp: slice_heads(ptp, tp, geometry.kv_heads) for tp in sorted(served) if tp != ptp}
+    if len(set(widths.values())) < 2:
         return None
+    shown = ", ".join(f"{n} heads for decode attention TP {tp}" for tp, n in widths.items())
     return Hit(
-        f"prefill has {p.pipeline_parallel} pipeline stages, decode 1, both attention TP {attention_tp(p)}, "
-        "and the backend does not send layer ids for GQA"
+        f"prefill attention TP {ptp} serves decode groups of several sizes, with slices of {shown}; the list "
+        "of source slices is made for the first one and used for all",
+        consequence="Requests of the later groups fail, or their KV is silently wrong.",
     )
-
-
-@A.rule(
-    "A10",
-    "Prefill stages into one decode stage, GQA at unequal TP",
-    columns(nixl=Outcome.WRONG, mooncake=Outcome.WRONG),
-    needs=("geometry", "pipeline_parallel", *TP),
-    change="use a pipelineParallelSize that divides the layers, 1, or transfer.backend PDCluster",
-)
-def a10(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    if p.pipeline_parallel == 1 or d.pipeline_parallel != 1 or attention_tp(p) == attention_tp(d):
-        return None
-    geometry = geometry_of(p, d)
-    if geometry.latent:
-        return None
-    total = geometry.layers
-    base, extra = divmod(total, p.pipeline_parallel)
-    # The V regions are looked for at n * (L // n) for a stage of n layers.
-    stages = {base, base + 1} if extra else {base}
-    wrong = [n for n in sorted(stages) if n == 0 or n * (total // n) != total]
-    if not wrong:
-        return None
-    offset = wrong[0] * (total // wrong[0]) if wrong[0] else 0
-    return Hit(
-        f"{total} layers over {p.pipeline_parallel} prefill stages: a stage of {wrong[0]} layers makes the "
-        f"backend look for V at region {offset} where decode has it at {total}"
-    )
-
-
-@A.rule(
-    "A11",
-    "Decode pipeline stages exclude speculation",
-    every(Outcome.START),
-    needs=("pipeline_parallel", "speculative_algorithm"),
-    change="drop speculation or set decode pipelineParallelSize to 1",
-    engines=SGLANG_ONLY,
-)
-def a11(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    if d.pipeline_parallel == 1:
-        return None
-    algorithm = known(d.speculative_algorithm, d, "speculative_algorithm")
-    if not draft_kv_algorithm(algorithm):
-        return None
-    return Hit(f"decode has {d.pipeline_parallel} pipeline stages and speculative algorithm {algorithm}")
 
 
 @A.rule(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdtransfer.contract.base import Backend
+from pdtransfer.contract.base import Backend, Role
 from pdtransfer.contract.compat.parallelism import geometry_of, sizes
 from pdtransfer.contract.compat.rule import (
     SGLANG_ONLY,
@@ -15,6 +15,7 @@ from pdtransfer.contract.compat.rule import (
     known,
 )
 from pdtransfer.contract.facts import RoleFacts, draft_kv_algorithm
+from pdtransfer.contract.families import is_deepseek_v41
 
 C = Family()
 RADIX_ALGORITHMS = frozenset({"EAGLE", "EAGLE3", "DSPARK"})
@@ -116,6 +117,54 @@ def c5(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
         return Hit(f"prefill speculates with {ours}, decode with {theirs}, and both store draft KV")
     if p.draft_model is not None and d.draft_model is not None and p.draft_model != d.draft_model:
         return Hit(f"prefill's draft model is {p.draft_model}, decode's {d.draft_model}")
+    return None
+
+
+@C.rule(
+    "C6",
+    "DeepSeek-V4.1 and DSpark",
+    columns(Outcome.START, Outcome.DCRASH, Outcome.DCRASH),
+    needs=("geometry", "speculative_algorithm", "draft_tokens", "tensor_parallel", "context_parallel"),
+    change="set the same DSPARK settings and TP on both roles with transfer.backend NIXL or Mooncake, or drop "
+    "speculation on both",
+    engines=SGLANG_ONLY,
+)
+def c6(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    if not is_deepseek_v41(geometry_of(p, d)):
+        return None
+    for facts in (p, d):
+        if (against := _not_v41(facts, backend)) is not None:
+            return Hit(f"{facts.role.value} runs DeepSeek-V4.1 with {against}", outcome=Outcome.START)
+    ours, theirs = _draft(p), _draft(d)
+    if not ours and not theirs:
+        return None
+    if ours != theirs:
+        return Hit(f"DeepSeek-V4.1: prefill speculates with {ours or 'nothing'}, decode with {theirs or 'nothing'}")
+    tokens = known(p.draft_tokens, p, "draft_tokens"), known(d.draft_tokens, d, "draft_tokens")
+    if tokens[0] != tokens[1]:
+        return Hit(f"DeepSeek-V4.1 with DSpark: prefill drafts {tokens[0]} tokens, decode {tokens[1]}")
+    if attention_tp(p) == attention_tp(d) or (
+        p.context_parallel > 1 and (attention_tp(p) * p.context_parallel == attention_tp(d))
+    ):
+        return None
+    return Hit(f"DeepSeek-V4.1 with DSpark: {sizes(p, d)}, prefill context parallel size {p.context_parallel}")
+
+
+def _not_v41(facts: RoleFacts, backend: Backend) -> str | None:
+    """First setting of a role that SGLang refuses with DeepSeek-V4.1, alone or with DSpark."""
+    if facts.pipeline_parallel > 1:
+        return f"{facts.pipeline_parallel} pipeline stages"
+    algorithm = known(facts.speculative_algorithm, facts, "speculative_algorithm")
+    if not algorithm:
+        return None
+    if algorithm.upper() != "DSPARK":
+        return f"speculative algorithm {algorithm}; it has DSPARK only"
+    if backend is Backend.PDCLUSTER:
+        return "DSpark and transfer backend PDCluster; only SGLang's Mooncake and NIXL take it"
+    if facts.dcp_size > 1:
+        return f"DSpark and DCP size {facts.dcp_size}"
+    if facts.role is Role.DECODE and facts.context_parallel > 1:
+        return f"DSpark and context parallel size {facts.context_parallel}"
     return None
 
 

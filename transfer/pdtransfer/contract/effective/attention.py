@@ -59,6 +59,9 @@ def _of_model(d: Draft) -> str | None:
     name = geometry.architecture or ""
     if is_dsa(geometry):
         return "dsa" if _none_set(d) else None
+    if geometry.minicpm_sparse and not d.now.minicpm_force_dense and _none_set(d):
+        blackwell = chip in (Accelerator.SM100, Accelerator.SM120)
+        return "minicpm_flashinfer" if blackwell else "minicpm_flashattn"
     if name in NOT_MODELLED:
         return ""
     if name in MLA_ON_TRTLLM:
