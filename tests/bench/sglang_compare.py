@@ -73,22 +73,27 @@ def main() -> int:
             for shape in shapes:
                 log(f"{backend}, TP {shape[0]} -> {shape[1]}")
                 measured.append(measure(work, scratch, backend, shape))
+                write(asked.json, work, measured, faults)
             if not asked.no_faults:
                 faults += faults_of(work, scratch, backend, log)
+                write(asked.json, work, measured, faults)
     for line in (*shape_table(measured, work), "", *fault_table(faults, asked.cap)):
         print(line)
-    cores = os.cpu_count() or 1
-    print(f"\n{time.monotonic() - began:.0f} s on {cores} cores, load {os.getloadavg()[0]:.1f} at the end.")
-    if asked.json:
+    print(f"\n{time.monotonic() - began:.0f} s on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end.")
+    return 0
+
+
+def write(path: str, work: Work, measured: list[Measured], faults: list[Fault]) -> None:
+    """What there is so far: a run takes long, and may be stopped."""
+    if path:
         found = {
-            "cores": cores,
-            "cap_seconds": asked.cap,
+            "cores": os.cpu_count(),
+            "cap_seconds": work.cap,
             "prompt_tokens": work.timed_tokens,
             "pairs": [asdict(m) for m in measured],
             "faults": [asdict(f) for f in faults],
         }
-        Path(asked.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0
+        Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import httpx
 from kit_machine import cpu_variables, environment, free_port, kill_session, session_members
 from kit_plugins import PDCLUSTER, python_path
 
-START_S = 400.0
+START_S = 600.0
 """A server imports torch four times over; on two busy cores that takes minutes."""
 PAGE = 16
 CHUNK = 64

@@ -21,7 +21,7 @@ from kit_pair import PDCLUSTER, Pair, pair
 from kit_server import PAGE, Server, Setting, body, running
 from reference_kit import Truth
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(3600)
 NEW = 8
 KNOWN_S = 45.0
 """Seconds until both clients have to know."""

@@ -16,7 +16,7 @@ from kit_pair import plain
 from kit_server import CHUNK, PAGE, Setting
 from reference_kit import Truth
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(3600)
 
 
 def test_sglang_that_is_not_disaggregated_gives_the_tokens_of_transformers(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from kit_pods import Sidecar, until, wire
 from kit_server import PAGE, Server, Setting, running
 from reference_kit import Truth
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(3600)
 NEW = 8
 REFUSED_S = 30.0
 """A peer that nobody named is told so within this, not after a timeout of minutes."""

@@ -19,7 +19,7 @@ from kit_pair import NIXL_DRAM, PDCLUSTER, Pair, pair, router
 from kit_server import CHUNK, PAGE, Setting, body
 from reference_kit import Truth
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(3600)
 NEW = 8
 BORDERS = (1, PAGE - 1, PAGE, PAGE + 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7, 1000)
 """Prompt lengths: around a page, around a chunk, several chunks, many."""
