@@ -1,0 +1,24 @@
+"""Links pytest and what it needs from this Python into a folder: python hack/sglang/lend_pytest.py DIR"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+LENT = ("pytest", "_pytest", "pluggy", "iniconfig", "pytest_timeout", "py")
+
+
+def link(folder: Path) -> None:
+    """One link a package or module."""
+    for name in LENT:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise SystemExit(f"this Python has no {name}: run make install")
+        origin = Path(spec.origin)
+        source = origin.parent if origin.name == "__init__.py" else origin
+        (folder / source.name).symlink_to(source)
+
+
+if __name__ == "__main__":
+    link(Path(sys.argv[1]))
