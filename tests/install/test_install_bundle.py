@@ -9,14 +9,16 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import pdtransfer
-from pdtransfer.install.bundle import Bundle, collect, tagged
+from pdtransfer.install.bundle import ENTRY_POINTS, Bundle, collect, tagged
 from pdtransfer.install.place import place
 
+ROOT = Path(__file__).parents[2]
 PACKAGE = Path(pdtransfer.__file__).parent
 
 
@@ -79,7 +81,7 @@ def test_python_source_and_tagged_extensions_are_taken(package: Path, monkeypatc
         ("_rows.cpython-311-x86_64-linux-gnu.so", True),
         ("_rows.cpython-312-x86_64-linux-gnu.so", False),
         ("_rows.cpython-311-x86_64-linux-musl.so", False),
-        ("_rows.abi3.so", False),
+        ("_rows.abi3.so", True),
         ("_rows.so", False),
     ],
 )
@@ -95,7 +97,7 @@ def test_pythons_own_metadata_finds_the_entry_point(tmp_path: Path) -> None:
         "import importlib.metadata as m, json; "
         "print(json.dumps([[e.name, e.value, e.dist.version] for e in m.entry_points(group='sglang.srt.plugins')]))"
     )
-    assert ask(code, tmp_path / "plugin") == [["pdcluster", "pdtransfer.engines.sglang:register", "1.2"]]
+    assert ask(code, tmp_path / "plugin") == [["pdcluster", "pdtransfer.engines.sglang.plugin:register", "1.2"]]
 
 
 def test_ours_is_found_instead_of_one_that_the_image_has_itself(tmp_path: Path) -> None:
@@ -108,7 +110,7 @@ def test_ours_is_found_instead_of_one_that_the_image_has_itself(tmp_path: Path) 
         "import importlib.metadata as m, json; "
         "print(json.dumps([e.value for e in m.entry_points(group='sglang.srt.plugins')]))"
     )
-    assert ask(code, tmp_path / "plugin", theirs.parent) == ["pdtransfer.engines.sglang:register"]
+    assert ask(code, tmp_path / "plugin", theirs.parent) == ["pdtransfer.engines.sglang.plugin:register"]
     assert ask(code, theirs.parent) == ["old:register"]  # so the image's could have been found
 
 
@@ -141,6 +143,13 @@ def test_the_record_holds_every_file_with_its_hash(tmp_path: Path) -> None:
         content = (tmp_path / "plugin" / name).read_bytes()
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
         assert (told, size) == (f"sha256={digest}", str(len(content))), name
+
+
+def test_pip_finds_the_same_entry_point() -> None:
+    """Who installs the package with pip gets what the init container gives."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    group = project["entry-points"]["sglang.srt.plugins"]
+    assert "[sglang.srt.plugins]\n" + "".join(f"{k} = {v}\n" for k, v in group.items()) == ENTRY_POINTS
 
 
 def test_a_bundle_names_its_record() -> None:

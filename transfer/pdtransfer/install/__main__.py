@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compiled = ", ".join(name.rpartition("/")[2] for name in bundle.compiled) or "none"
     print(
         f"pdtransfer {bundle.version} {'copied to' if written else 'is already in'} {target}: {len(bundle.files)} "
-        f"files, {size / 1e6:.1f} MB; compiled for one Python and left alone by others: {compiled}"
+        f"files, {size / 1e6:.1f} MB; compiled, and overlooked by Pythons it is not for: {compiled}"
     )
     for name in bundle.skipped:
         print(f"left out {name}: its name does not say which Python it is for")

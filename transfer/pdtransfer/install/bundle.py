@@ -24,8 +24,8 @@ _SHARED_OBJECTS = (".so", ".pyd", ".dylib")
 
 @dataclass(frozen=True)
 class Bundle:
-    """Files by their path below the target, and the compiled ones among them. `skipped` are compiled files that no
-    interpreter's tag names: a Python they were not built for would load them."""
+    """Files by their path below the target, and the compiled ones among them. `skipped` are compiled files whose
+    name does not say which Python they are for: one that they were not built for would load them."""
 
     files: dict[str, bytes]
     version: str
@@ -73,11 +73,10 @@ def collect(package: Path, number: str) -> Bundle:
 
 
 def tagged(name: str) -> bool:
-    """True for a compiled module whose name says which Python and platform it is for: any other Python overlooks it.
-
-    Bare `.so` and `.abi3.so` say too little to be given to an interpreter that is not this one."""
+    """True for a compiled module whose name says which Pythons and platform it is for: any other overlooks it.
+    `.abi3.so` is for this Python and later ones; a bare `.so` is for whoever finds it, and may crash them."""
     suffix = "." + name.partition(".")[2]
-    return suffix in EXTENSION_SUFFIXES and suffix.count(".") == 2 and "abi3" not in suffix
+    return suffix in EXTENSION_SUFFIXES and suffix.count(".") == 2
 
 
 def record(files: dict[str, bytes], itself: str) -> bytes:

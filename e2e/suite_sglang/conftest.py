@@ -1,0 +1,98 @@
+"""Fixtures of the suite with real SGLang: one cluster, one operator, one model, one PDCluster at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.kit import cluster, install, requests, sglang, truth
+from e2e.kit.cluster import Target
+from e2e.kit.kubectl import Kubectl
+from e2e.kit.shell import wait_for
+
+NAMESPACE = os.environ.get("PDCLUSTER_E2E_NAMESPACE", "pdcluster-sglang")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A PDCluster of one prefill and one decode pod that was Ready, and what its model must answer."""
+
+    name: str
+    kubectl: Kubectl
+    cases: list[truth.Expected]
+
+    def pod(self, role: str) -> dict[str, Any]:
+        """The pod of a role."""
+        return sglang.engine_pod(self.kubectl, self.name, role)
+
+    def condition(self, which: str) -> dict[str, Any]:
+        """A condition as it is now."""
+        return self.kubectl.condition("pdcluster", self.name, which)
+
+    def ready(self) -> None:
+        """Wait until it is Ready."""
+        self.kubectl.wait_condition("pdcluster", self.name, "Ready", timeout=sglang.READY_SECONDS)
+
+    def exact(self) -> None:
+        """Every case is answered with the right tokens, through the router."""
+        with self.kubectl.forward(f"service/{self.name}-router", 30000) as port:
+            assert requests.wrong(requests.compare(f"http://127.0.0.1:{port}", self.cases)) == []
+
+
+@pytest.fixture(scope="session")
+def target() -> Iterator[Target]:
+    """The cluster with the operator and SGLang's image. The embedded one is left up, as by e2e/suite."""
+    found = cluster.up(sglang.environment() if cluster.given() is None else None)
+    install.operator(found)
+    yield found
+    if not os.environ.get("PDCLUSTER_E2E_KEEP"):
+        found.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sglang.make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def cases(model: Path) -> list[truth.Expected]:
+    """What `transformers` answers in one process, in float32: short prompts, and some of several prefill chunks."""
+    short = truth.expected(model, prompts=3, length=48, new_tokens=12)
+    return [*short, *truth.expected(model, prompts=2, length=150, new_tokens=8, seed=11)]
+
+
+@pytest.fixture(scope="session")
+def kubectl(target: Target, model: Path) -> Kubectl:
+    """kubectl in a namespace that holds the model."""
+    install.namespace(target, NAMESPACE)
+    found = target.kubectl.into(NAMESPACE)
+    found.apply(install.model_config_map(model, files=sglang.MODEL_FILES))
+    return found
+
+
+@pytest.fixture(scope="module")
+def served(
+    request: pytest.FixtureRequest, target: Target, kubectl: Kubectl, cases: list[truth.Expected]
+) -> Iterator[Served]:
+    """A PDCluster with the TP sizes that the module names in TP (prefill's, decode's), Ready; gone afterwards, with
+    all its pods: the machine holds one at a time."""
+    prefill, decode = request.module.TP
+    name = f"sglang-{prefill}-{decode}"
+    kubectl.apply(sglang.manifest(target, name, prefill_tp=prefill, decode_tp=decode))
+    made = Served(name, kubectl, cases)
+    try:
+        made.ready()
+        yield made
+    finally:
+        if not os.environ.get("PDCLUSTER_E2E_KEEP"):
+            kubectl("delete", "pdcluster", name, "--ignore-not-found", "--wait=true", timeout=120)
+            wait_for(
+                f"the pods of {name} are gone",
+                lambda: not kubectl.get("pods", selector=f"pdcluster.io/cluster={name}"),
+                timeout=180,
+            )
