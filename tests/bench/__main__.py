@@ -18,6 +18,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import handover
 import machine
 import report
 import score
@@ -96,6 +97,8 @@ def main() -> None:
         say("* SGLang 0.5.23's own NIXL classes; at unequal TP with its refusal of host memory removed.")
     else:
         say("* not measured: " + ("left out" if asked.no_sglang else "make sglang-env was not run"))
+    floor = handover.seconds(made)
+    say(f"Hand-over floor (thread, one frame to another process, thread; no transfer): {floor * 1e3:.2f} ms.")
     say()
     say("\n".join(report.strategies(found, picks)))
     say()
@@ -104,7 +107,9 @@ def main() -> None:
     copies = "compiled" if facts["compiled_copies"] else "torch's"
     say(f"\n{took:.0f} s; {facts['cpu']}, {facts['cores']} cores, load {facts['load']}; copies: {copies}")
     if asked.json:
-        text = json.dumps(report.as_json(found, picks, judged, machine=facts, seconds=took, fairness=fair), indent=1)
+        text = json.dumps(
+            report.as_json(found, picks, judged, machine=facts, seconds=took, fairness=fair, handover=floor), indent=1
+        )
         if asked.json == "-":
             print(text)
         else:

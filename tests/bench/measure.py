@@ -14,7 +14,8 @@ from shape import Cell, Load, Setup
 
 OURS, NATURAL, BULK, SGLANG, MEMCPY = "ours", "raw-natural", "raw-bulk", "sglang", "memcpy"
 SLOW = 4.0
-"""Seconds of one variant in one cell, after which it is left out of further rounds (but not before the third)."""
+"""Seconds of one variant in one cell, after which it is left out of further rounds (but not before the third, unless
+one run took that long)."""
 
 
 @dataclass
@@ -109,7 +110,7 @@ class Bench:
             self._random.shuffle(order)
             for variant in order:
                 held = measured.samples.setdefault(variant, {})
-                if len(held) >= 3 and sum(held.values()) > SLOW:
+                if (len(held) >= 3 and sum(held.values()) > SLOW) or max(held.values(), default=0.0) > SLOW:
                     continue
                 try:
                     held[number] = runs[variant]()
