@@ -69,6 +69,8 @@ def quickstart(**changes: Any) -> dict[str, Any]:
         for step in way:
             at = at.setdefault(step, {})
         at[last] = value
+    if raw["engine"].get("type") != "Reference" and not any(path.startswith("kvCache") for path in changes):
+        raw["kvCache"]["dtype"] = "bfloat16"  # SGLang keeps no KV in float32
     return raw
 
 

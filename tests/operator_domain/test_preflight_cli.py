@@ -243,6 +243,23 @@ def test_a_value_that_only_the_pod_knows_is_not_judged() -> None:
     assert spec_facts(spec)[0].ucx_net_devices == ""
 
 
+def test_a_kv_dtype_that_sglang_does_not_have_names_the_field() -> None:
+    ((rule, message, _), *rest) = sglang(kvCache={"pageSize": 16, "dtype": "float32"})
+    assert rule == "EngineFlag" and message.startswith(
+        "spec.kvCache.dtype: --kv-cache-dtype: invalid choice: 'float32'"
+    )
+    assert {rule for rule, *_ in rest} <= {"EngineFlag"}  # both roles say so
+
+
+def test_another_version_than_the_one_that_is_known_is_warned_about() -> None:
+    def warned(version: str) -> list[str]:
+        raw = quickstart(engine={"type": "SGLang", "image": "sg:1", "version": version}, transfer__backend="NIXL")
+        return [f.rule for f in preflight(PDClusterSpec.model_validate(raw)).of("Warn")]
+
+    assert "EngineVersion" in warned("0.5.24")
+    assert "EngineVersion" not in warned("v0.5.23")
+
+
 def test_a_served_name_that_sglang_does_not_take_is_refused() -> None:
     assert [rule for rule, *_ in sglang(model__servedName="llama:7b")] == ["ServedName"]
 

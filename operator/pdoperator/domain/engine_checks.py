@@ -39,36 +39,55 @@ def engine_findings(spec: PDClusterSpec) -> list[Finding]:
                 "Choose a name without ':'.",
             )
         )
+    if _version(spec) not in ("", READ_FROM):
+        found.append(
+            warn(
+                "EngineVersion",
+                f"spec.engine.version is {spec.engine.version}; flags, rules and the transfer plugin are those of "
+                f"SGLang {READ_FROM}",
+                f"Expect differences, or use SGLang {READ_FROM}.",
+            )
+        )
     for role in Role:
         found += _flags(spec, role)
         found += _host_memory(role_spec(spec, role), spec.decode.host_kv if role is Role.DECODE else None, role)
-    return [*found, *_without_our_backend(spec)]
+    # What both roles say alike is said once.
+    return [*dict.fromkeys(found), *_without_our_backend(spec)]
 
 
 def _flags(spec: PDClusterSpec, role: Role) -> list[Finding]:
-    """What SGLang makes of extraArgs: mistakes, and flags that a field has set already, where the later one would win
-    without a word."""
+    """What SGLang's parser makes of the spec's fields and of extraArgs: values it does not take, mistakes, and flags
+    that a field has set already, where the later one would win without a word."""
     side = role_spec(spec, role)
     where = f"spec.{role.value}.extraArgs"
-    read = read_flags(side.extra_args)
-    found = []
-    for problem in read.problems:
+    ours, theirs = read_flags(own_args(spec, role, side)), read_flags(side.extra_args)
+    found = [_value_refused(problem) for problem in ours.problems]
+    for problem in theirs.problems:
         name = problem.partition(":")[0]
-        unknown = name in read.unknown
         if has_variable(problem) or owned_flag(name) is not None:
             continue  # Only the pod knows the value, or it is refused anyway.
-        if unknown and spec.engine.version != READ_FROM:
+        if name in theirs.unknown and _version(spec) != READ_FROM:
             action = f"Correct the flag, or leave it if the engine in {spec.engine.image} has it."
             found.append(warn("EngineFlag", f"{where}: {problem}; another version may have it", action))
         else:
             found.append(fail("EngineFlag", f"{where}: {problem}. SGLang refuses to start", "Correct the flag."))
-    ours = read_flags(own_args(spec, role, side)).values
-    for dest, value in read.values.items():
+    for dest, value in theirs.values.items():
         name = BY_DEST[dest].name
-        if dest in ours and ours[dest] != value and owned_flag(name) is None:
-            message = f"{where} sets {name} to {value!r}, and a field of the spec sets it to {ours[dest]!r}"
+        if dest in ours.values and ours.values[dest] != value and owned_flag(name) is None:
+            message = f"{where} sets {name} to {value!r}, and a field of the spec sets it to {ours.values[dest]!r}"
             found.append(fail("SetTwice", message, "Set it in one place."))
     return found
+
+
+def _value_refused(problem: str) -> Finding:
+    """A field's value that SGLang's parser does not take."""
+    flag = owned_flag(problem.partition(":")[0])
+    field = flag.instead if flag is not None and flag.instead else "the spec"
+    return fail("EngineFlag", f"{field}: {problem}. SGLang refuses to start", "Choose a value that the engine has.")
+
+
+def _version(spec: PDClusterSpec) -> str:
+    return (spec.engine.version or "").removeprefix("v")
 
 
 def _host_memory(side: RoleSpec, host: HostKVSpec | None, role: Role) -> list[Finding]:
