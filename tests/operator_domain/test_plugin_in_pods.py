@@ -84,18 +84,16 @@ def test_ranks_and_sidecar_meet_in_the_same_folder_with_the_same_identity() -> N
 
 def test_the_plugin_is_told_what_the_reference_engine_gets_as_flags() -> None:
     told = env(engine())
-    assert (told["PDTRANSFER_WAITING_TIMEOUT"], told["PDTRANSFER_TRANSFER_TIMEOUT"]) == ("30", "60")
-    assert "PDTRANSFER_NET_DEVICES" not in told and "PDTRANSFER_MODEL_REVISION" not in told
+    assert told["PDTRANSFER_TRANSFER_TIMEOUT"] == "60"
+    assert "PDTRANSFER_NET_DEVICES" not in told and "SGLANG_DISAGGREGATION_WAITING_TIMEOUT" not in told
     told = env(
         engine(
             transfer__timeouts={"waitingSeconds": 7, "transferSeconds": 8},
             transfer__fabric={"type": "TCP", "devices": ["eth0", "eth1"]},
-            model__revision="c0ffee",
         )
     )
-    assert (told["PDTRANSFER_WAITING_TIMEOUT"], told["PDTRANSFER_TRANSFER_TIMEOUT"]) == ("7", "8")
+    assert (told["SGLANG_DISAGGREGATION_WAITING_TIMEOUT"], told["PDTRANSFER_TRANSFER_TIMEOUT"]) == ("7", "8")
     assert told["PDTRANSFER_NET_DEVICES"] == "eth0,eth1"
-    assert told["PDTRANSFER_MODEL_REVISION"] == "c0ffee"
 
 
 def test_every_variable_of_ours_is_refused_in_the_specs_env_or_gives_way_to_it() -> None:

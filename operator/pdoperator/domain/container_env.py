@@ -20,10 +20,8 @@ OWN_ENV = (
     "PDCLUSTER_REVISION",
     "PDTRANSFER_SOCKET",
     "PDTRANSFER_TLS_DIR",
-    "PDTRANSFER_WAITING_TIMEOUT",
     "PDTRANSFER_TRANSFER_TIMEOUT",
     "PDTRANSFER_NET_DEVICES",
-    "PDTRANSFER_MODEL_REVISION",
     *PLUGIN_ENV,
 )
 """Names in `env` that the operator sets itself; a spec that sets one of them is refused."""

@@ -59,13 +59,11 @@ def launched(command: list[str]) -> list[str]:
 
 
 def plugin_env(spec: PDClusterSpec) -> list[dict[str, str]]:
-    """What the plugin reads beside OWN_ENV's identity, socket and certificates: as flags for the Reference engine."""
-    limits = spec.transfer.timeouts
+    """What the plugin reads beside OWN_ENV's identity, socket and certificates; the Reference engine has flags for it.
+    How long one side waits for the other is SGLang's own setting (container_env.sglang_env)."""
     devices = ",".join(spec.transfer.fabric.devices)
     values = {
-        "PDTRANSFER_WAITING_TIMEOUT": str(limits.waiting_seconds),
-        "PDTRANSFER_TRANSFER_TIMEOUT": str(limits.transfer_seconds),
+        "PDTRANSFER_TRANSFER_TIMEOUT": str(spec.transfer.timeouts.transfer_seconds),
         "PDTRANSFER_NET_DEVICES": devices,
-        "PDTRANSFER_MODEL_REVISION": spec.model.revision or "",
     }
     return [{"name": name, "value": value} for name, value in values.items() if value]

@@ -154,8 +154,9 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
             advertise_host=self.local_ip,
             tls_dir=str(held.tls_dir) if held.tls_dir else None,
             server_name=pod_server_name(held.cluster_uid) if held.cluster_uid else EndpointConfig.server_name,
-            net_devices=net_devices(getattr(self.kv_args, "ib_device", None), int(self.kv_args.gpu_id or 0)),
-            timeouts=Timeouts(waiting=waiting, transfer=max(Timeouts.transfer, waiting)),
+            net_devices=held.net_devices
+            or net_devices(getattr(self.kv_args, "ib_device", None), int(self.kv_args.gpu_id or 0)),
+            timeouts=Timeouts(waiting=waiting, transfer=held.transfer_seconds or max(Timeouts.transfer, waiting)),
             quarantine_cap=None if held.quarantine_mib is None else held.quarantine_mib * MIB,
             staging_bytes=staging,
             # Four slots at least, so that packing, writing and scattering overlap in a small arena too.

@@ -15,6 +15,7 @@ from typing import Literal, get_args, get_type_hints
 from pdtransfer.session.api import EndpointConfig
 
 MAX_MIB = 1 << 20
+MAX_SECONDS = 86400
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
@@ -37,6 +38,10 @@ class Settings:
     digest: bool = False
     staging_mib: int | None = None
     quarantine_mib: int | None = None
+    transfer_seconds: float | None = None
+    """From a request's first byte to its last."""
+    net_devices: str | None = None
+    """As UCX names them, in place of --disaggregation-ib-device."""
     emulated_vram: bool = False
     """Device memory is host memory that is called so: tests without a GPU. Cards and logs say it."""
 
@@ -65,6 +70,8 @@ def read_settings(env: Mapping[str, str] | None = None) -> Settings:
         digest=_flag(env, "PDTRANSFER_DIGEST"),
         staging_mib=_mib(env, "PDTRANSFER_STAGING_MIB"),
         quarantine_mib=_mib(env, "PDTRANSFER_QUARANTINE_MIB"),
+        transfer_seconds=_seconds(env, "PDTRANSFER_TRANSFER_TIMEOUT"),
+        net_devices=env.get("PDTRANSFER_NET_DEVICES", "").strip() or None,
         emulated_vram=_flag(env, "PDTRANSFER_EMULATE_VRAM"),
     )
 
@@ -83,3 +90,16 @@ def _mib(env: Mapping[str, str], name: str) -> int | None:
     if not text.isdecimal() or int(text) > MAX_MIB:
         raise BadSetting(f"{name}: {text!r} is no whole number of MiB in 0 .. {MAX_MIB}")
     return int(text)
+
+
+def _seconds(env: Mapping[str, str], name: str) -> float | None:
+    text = env.get(name, "")
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_SECONDS:
+        raise BadSetting(f"{name}: {text!r} is no number of seconds above 0, at most {MAX_SECONDS}")
+    return seconds
