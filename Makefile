@@ -5,7 +5,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup test fuzz check fmt e2e demo clean-demo cluster-up cluster-down tools crds sglang-env bench bench-quick
+.PHONY: help setup test fuzz check fmt e2e e2e-sglang demo clean-demo cluster-up cluster-down tools crds sglang-env bench bench-quick
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -52,6 +52,9 @@ cluster-down: ## Remove the embedded Kubernetes without a trace
 
 e2e: setup ## Level 4: the real thing on the embedded cluster (or KUBECONFIG)
 	$(PY) -m pytest e2e/suite
+
+e2e-sglang: setup sglang-env ## Level 4 with real SGLang on the CPU in the pods (7 GB once)
+	$(PY) -m pytest e2e/suite_sglang
 
 demo: setup ## From nothing to verified KV transfer and equal tokens, in front of your eyes
 	@$(PY) -m e2e.demo
