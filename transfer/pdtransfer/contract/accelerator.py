@@ -16,6 +16,8 @@ class Accelerator(StrEnum):
     SM120 = "SM120"
     ROCM = "ROCm"
     CPU = "CPU"
+    NVIDIA = "NVIDIA"
+    """An NVIDIA GPU of a generation that is not told."""
 
     @property
     def nvidia(self) -> bool:
@@ -24,8 +26,8 @@ class Accelerator(StrEnum):
 
     @property
     def major(self) -> int:
-        """Major compute capability, 0 where there is none."""
-        return int(self.value[2:]) // 10 if self.nvidia else 0
+        """Major compute capability, 0 where there is none or it is not told."""
+        return int(self.value[2:]) // 10 if self.value.startswith("SM") else 0
 
 
 def from_capability(major: int, minor: int) -> Accelerator | None:

@@ -1,12 +1,25 @@
-"""Family E: prefix caches of decode, hierarchical cache, offload, retraction."""
+"""Family E: prefix caches of decode and its KV offload."""
 
 from __future__ import annotations
 
 from pdtransfer.contract.base import Backend
 from pdtransfer.contract.compat.rule import SGLANG_ONLY, Family, Hit, Outcome, every, known
 from pdtransfer.contract.facts import HostKVMode, RoleFacts
+from pdtransfer.contract.families import is_deepseek_v4, is_minimax_m3
+from pdtransfer.contract.geometry import ModelGeometry
 
 E = Family()
+SWA_COMPRESS = frozenset(
+    {
+        "MiMoV2ForCausalLM",
+        "MiMoV2FlashForCausalLM",
+        "Gemma4ForCausalLM",
+        "Gemma4ForConditionalGeneration",
+        "Gemma4UnifiedForConditionalGeneration",
+        "InklingForConditionalGeneration",
+    }
+)
+"""Models whose sliding layers have a shape of their own (ModelConfig.is_hybrid_swa_compress)."""
 
 
 @E.rule(
@@ -18,13 +31,7 @@ E = Family()
     engines=SGLANG_ONLY,
 )
 def e1(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    # Only a value that somebody set is worth a word when the engine rewrites it.
-    if d.disable_radix_cache is not False or known(d.decode_radix_cache, d, "decode_radix_cache"):
-        return None
-    return Hit(
-        "decode sets disable_radix_cache to False without --disaggregation-decode-enable-radix-cache",
-        consequence="The engine rewrites it to True: decode keeps no prefix cache.",
-    )
+    return None  # What the engine makes of it is a rewrite.
 
 
 @E.rule(
@@ -47,14 +54,24 @@ def e2(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     "What decode's radix cache excludes",
     every(Outcome.START),
     needs=("decode_radix_cache", "host_kv", "hierarchical_cache", "geometry"),
-    change="drop --disaggregation-decode-enable-radix-cache, or HiSparse, or the hierarchical cache",
+    change="drop --disaggregation-decode-enable-radix-cache, or what it excludes (HiSparse, or the hierarchical cache)",
     engines=SGLANG_ONLY,
 )
 def e3(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     if d.host_kv is HostKVMode.HISPARSE and known(d.decode_radix_cache, d, "decode_radix_cache"):
         return Hit("decode has its radix cache on and host KV mode HiSparse")
     geometry = p.geometry or d.geometry
-    if not (geometry and geometry.sliding_window_layers and d.decode_radix_cache):
+    if geometry is None or not d.decode_radix_cache:
+        return None
+    if is_deepseek_v4(geometry):
+        return Hit(
+            "decode has its radix cache on, and the model is DeepSeek-V4, which needs the unified KV layout for it "
+            "(SGLANG_HACK_FLASHMLA_BACKEND=unified_kv_triton, ROCm only)",
+            change="drop --disaggregation-decode-enable-radix-cache",
+        )
+    if geometry.architecture in SWA_COMPRESS:
+        return Hit(f"decode has its radix cache on, which {geometry.architecture} does not support yet")
+    if not geometry.sliding_window_layers:
         return None
     if known(d.hierarchical_cache, d, "hierarchical_cache"):
         return Hit("decode has its radix cache and a hierarchical cache on, and the model has sliding windows")
@@ -78,38 +95,48 @@ def e4(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
         return Hit("decode offloads its KV cache without a storage backend to put it in")
     if d.retraction_backup == "host_pool":
         return Hit("decode offloads its KV cache and has retraction backup host_pool")
-    return None
-
-
-@E.rule(
-    "E6",
-    "Retraction backup host_pool",
-    every(Outcome.START),
-    needs=("retraction_backup", "geometry"),
-    change="leave the retraction backup to the engine, or set cpu_tensor",
-    engines=SGLANG_ONLY,
-)
-def e6(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    if p.retraction_backup == "host_pool":
-        return Hit("prefill has retraction backup host_pool, a decode setting")
     geometry = p.geometry or d.geometry
-    if d.retraction_backup == "host_pool" and geometry and geometry.linear_layers:
-        return Hit(f"decode has retraction backup host_pool, and {len(geometry.linear_layers)} layers keep state")
+    if geometry is not None and (reason := _not_offloaded(geometry)):
+        return Hit(f"decode offloads its KV cache, and the model has {reason}, whose KV it can not offload")
+    ours = known(p.hicache_storage_backend, p, "hicache_storage_backend")
+    if ours != d.hicache_storage_backend:
+        return Hit(
+            f"decode offloads to storage {d.hicache_storage_backend}, prefill's storage is {ours or 'none'}",
+            change="give both roles the same hierarchicalCache.storageBackend",
+            outcome=Outcome.WARN,
+            consequence="Decode only stores what it generates: the prompt's pages are missing there, and nothing "
+            "checks that.",
+        )
     return None
 
 
+def _not_offloaded(geometry: ModelGeometry) -> str:
+    """What keeps this model's KV from decode's offload, which knows plain MHA and MLA pools."""
+    if geometry.sliding_window_layers:
+        return "sliding windows"
+    if geometry.linear_layers:
+        return "recurrent state"
+    return "sparse attention" if is_deepseek_v4(geometry) or is_minimax_m3(geometry) else ""
+
+
 @E.rule(
-    "E7",
-    "Optimistic prefill in one stage",
-    every(Outcome.NORM),
-    needs=("optimistic_prefill", "pipeline_parallel"),
-    change="drop optimistic prefill or set prefill pipelineParallelSize to 1",
+    "E8",
+    "Decode's radix cache is experimental",
+    every(Outcome.WARN),
+    needs=("decode_radix_cache", "attention_data_parallel"),
+    change="leave decode's radix cache off, or measure what it saves",
     engines=SGLANG_ONLY,
 )
-def e7(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    if not p.optimistic_prefill or p.pipeline_parallel == 1:
+def e8(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    if not known(d.decode_radix_cache, d, "decode_radix_cache"):
         return None
+    routed = (
+        f" With attention DP {d.attention_dp} a prefix is found only where the router sends requests by prefix."
+        if d.attention_dp > 1
+        else ""
+    )
     return Hit(
-        f"prefill has optimistic prefill on and {p.pipeline_parallel} pipeline stages",
-        consequence="The engine switches optimistic prefill off.",
+        "decode keeps a prefix cache, and only the suffix of a prompt is transferred",
+        consequence="SGLang calls it experimental: a prefix that can't be read back from host memory or storage fails "
+        f"its request.{routed}",
     )

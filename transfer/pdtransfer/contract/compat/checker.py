@@ -6,20 +6,26 @@ from pdtransfer.contract.base import Backend, EngineType
 from pdtransfer.contract.compat import (
     caches,
     context,
+    endpoints,
     exclusions,
     features,
     formats,
     geometry,
+    hicache,
     hostkv,
+    nixl,
     parallelism,
     pipeline,
+    retraction,
     speculation,
     staging,
     state,
     transport,
 )
 from pdtransfer.contract.compat.report import Finding, Report, Status
+from pdtransfer.contract.compat.rewritten import with_rewrites
 from pdtransfer.contract.compat.rule import CONSEQUENCE, Hit, NeedsFact, Outcome, Rule
+from pdtransfer.contract.effective import effective
 from pdtransfer.contract.facts import RoleFacts
 
 RULES: tuple[Rule, ...] = (
@@ -34,9 +40,13 @@ RULES: tuple[Rule, ...] = (
     *state.D.rules,
     *exclusions.D.rules,
     *caches.E.rules,
+    *retraction.E.rules,
+    *hicache.E.rules,
     *hostkv.F.rules,
     *staging.G.rules,
     *transport.H.rules,
+    *nixl.H.rules,
+    *endpoints.H.rules,
 )
 """Every rule once, in the order findings are listed."""
 
@@ -44,6 +54,9 @@ _STARTED = "both engines started"
 
 CARD_FACTS = frozenset({"memory_kinds", "segments", "regions_without_memory_kind", "max_total_tokens", "layers"})
 """Facts that only a started rank can tell."""
+
+RUNNING_FACTS = frozenset({"nixl_plugins", "route_registered", "host_memory", "max_top_logprobs"})
+"""Facts that somebody has to look for elsewhere than in specs and cards; nobody is asked for them."""
 
 FLAG_FACTS = frozenset(
     {
@@ -85,6 +98,32 @@ FLAG_FACTS = frozenset(
         "minicpm_force_dense",
         "max_prefill_tokens",
         "transfer_queues",
+        "priority_scheduling",
+        "disable_priority_preemption",
+        "hicache_mem_layout",
+        "hicache_io_backend",
+        "hicache_write_policy",
+        "hicache_host_memory_mode",
+        "hicache_host_memory_fraction",
+        "hicache_ratio",
+        "hicache_size",
+        "host_receive_threshold",
+        "speculative_eagle_topk",
+        "speculative_adaptive",
+        "max_running_requests",
+        "decode_extra_slots",
+        "staging_pool_mb",
+        "mooncake_tcp",
+        "ib_device",
+        "ucx_net_devices",
+        "nixl_params",
+        "load_balance_method",
+        "force_query_prefill_dp_rank",
+        "sampling_mask_max_tokens",
+        "kv_checksum",
+        "rank_host",
+        "rust_server",
+        "port",
         "unified_memory",
         "attention_backend",
         "accelerator",
@@ -95,12 +134,17 @@ FLAG_FACTS = frozenset(
 
 
 def check(prefill: RoleFacts, decode: RoleFacts, backend: Backend | None = None) -> Report:
-    """Whether these two roles fit, rule by rule. `backend` defaults to prefill's."""
+    """Whether these two roles fit, rule by rule. `backend` defaults to prefill's.
+
+    Facts are given as they were asked for; the rules decide on what the engine makes of them (contract.effective), and
+    say so where it changes a value."""
     chosen = backend or prefill.backend
+    geometry = prefill.geometry or decode.geometry
+    p, d = effective(prefill, geometry), effective(decode, geometry)
     findings: list[Finding] = []
     deferred: list[str] = []
     for rule in RULES:
-        finding = _decide(rule, prefill, decode, chosen)
+        finding = with_rewrites(rule, _decide(rule, p.facts, d.facts, chosen), p, d)
         if finding is None:
             deferred.append(rule.id)
         else:
@@ -122,6 +166,8 @@ def _decide(rule: Rule, p: RoleFacts, d: RoleFacts, backend: Backend) -> Finding
         return _passed(rule, _STARTED) if started and column is Outcome.START else _unknown(rule, missing)
     if hit is not None and started and (hit.outcome or column) is Outcome.START:
         return _passed(rule, _STARTED)
+    if hit is not None and hit.outcome is Outcome.FINE:
+        return _passed(rule, f"{hit.problem}. {hit.change}" if hit.change else f"{hit.problem}.")
     return _passed(rule) if hit is None else _broken(rule, hit, column, p, d, backend)
 
 
@@ -131,7 +177,7 @@ def _passed(rule: Rule, message: str = "") -> Finding:
 
 def _unknown(rule: Rule, missing: NeedsFact) -> Finding | None:
     facts, name = missing.facts, missing.name
-    if name in (FLAG_FACTS if facts.observed else CARD_FACTS):
+    if name in RUNNING_FACTS or name in (FLAG_FACTS if facts.observed else CARD_FACTS):
         return None
     when = (
         "state it in the spec, or it is known once the engine has started and shows its card"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import Backend, EngineType, MemoryKind
 from pdtransfer.contract.compat.parallelism import geometry_of, sizes
 from pdtransfer.contract.compat.rule import (
@@ -14,11 +15,17 @@ from pdtransfer.contract.compat.rule import (
     every,
     known,
 )
+from pdtransfer.contract.effective.hicache import receives_on_host
 from pdtransfer.contract.facts import HostKVMode, RoleFacts, draft_kv_algorithm
-from pdtransfer.contract.geometry import AttentionKind
+from pdtransfer.contract.families import is_deepseek_v4, is_dsa, is_minimax_m3
 
 F = Family()
-HISPARSE_MODELS = frozenset({"deepseek_v4", "minimax_m3"})
+HISPARSE_KERNELS = {
+    "bfloat16": ("flashmla_sparse",),
+    "auto": ("flashmla_sparse",),
+    "fp8_e4m3": ("flashmla_kv", "flashinfer_sparse_mla"),
+}
+"""DSA kernels that read HiSparse's rows on NVIDIA GPUs, by KV dtype."""
 _ASK_AGAIN = "nothing to set: the card is asked for again, and after the limit the pod is recycled"
 
 
@@ -84,8 +91,7 @@ def f3(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 def f4(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     if d.host_kv is not HostKVMode.HISPARSE:
         return None
-    geometry = p.geometry or d.geometry
-    if geometry and geometry.model_type == "deepseek_v4":
+    if is_deepseek_v4(p.geometry or d.geometry):
         return Hit(f"decode has host KV mode HiSparse with DeepSeek-V4 on backend {backend.value}")
     algorithm = known(d.speculative_algorithm, d, "speculative_algorithm")
     if not draft_kv_algorithm(algorithm):
@@ -97,9 +103,17 @@ def f4(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     "F5",
     "What HiSparse needs",
     every(Outcome.START),
-    needs=("host_kv", "geometry", "decode_radix_cache", "mixed_chunk"),
-    change="use HiSparse with a DSA model (DeepSeek-V3.2, V4) or MiniMax-M3, without mixed chunks and without "
-    "decode's radix cache",
+    needs=(
+        "host_kv",
+        "geometry",
+        "decode_radix_cache",
+        "mixed_chunk",
+        "kv_dtype",
+        "dsa_backend",
+        "speculative_algorithm",
+    ),
+    change="use HiSparse with a DSA model (DeepSeek-V3.2, GLM-5), DeepSeek-V4 or MiniMax-M3, without mixed chunks and "
+    "without decode's radix cache",
     engines=SGLANG_ONLY,
 )
 def f5(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
@@ -109,19 +123,54 @@ def f5(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
         return Hit("decode has host KV mode HiSparse and mixed chunks on")
     if d.decode_radix_cache:
         return Hit("decode has host KV mode HiSparse and its radix cache on")
+    if hit := _drafts(d):
+        return hit
     geometry = geometry_of(p, d)
-    if geometry.attention is not AttentionKind.DSA and geometry.model_type not in HISPARSE_MODELS:
+    dsa, m3 = is_dsa(geometry), is_minimax_m3(geometry)
+    if not dsa and not m3 and not is_deepseek_v4(geometry):
+        kind = geometry.architecture or geometry.model_type or "of another type"
         return Hit(
-            f"decode has host KV mode HiSparse, and the model is {geometry.model_type or 'of another type'} with "
-            f"{geometry.attention.value} attention"
+            f"decode has host KV mode HiSparse, and the model is {kind} with {geometry.attention.value} attention"
         )
     tp = attention_tp(d)
-    if geometry.model_type == "minimax_m3" and geometry.heads_per_rank(tp) != 1:
+    if m3 and geometry.heads_per_rank(tp) != 1:
         return Hit(
             f"HiSparse with MiniMax-M3 needs one KV head per rank; decode attention TP {tp} leaves "
             f"{geometry.heads_per_rank(tp)}"
         )
+    return _kernels(d) if dsa else None
+
+
+def _drafts(d: RoleFacts) -> Hit | None:
+    """HiSparse goes with chains of drafts, not with trees or with lengths that change."""
+    if not d.speculative_algorithm or d.speculative_algorithm.upper() == "NONE":
+        return None
+    if (d.speculative_eagle_topk or 1) != 1:
+        return Hit(
+            f"decode has host KV mode HiSparse and --speculative-eagle-topk {d.speculative_eagle_topk}",
+            change="set --speculative-eagle-topk 1",
+        )
+    if d.speculative_adaptive:
+        return Hit("decode has host KV mode HiSparse and --speculative-adaptive", change="drop --speculative-adaptive")
     return None
+
+
+def _kernels(d: RoleFacts) -> Hit | None:
+    """KV dtype and DSA kernels of decode; on ROCm all kernels there are read it."""
+    if d.kv_dtype is not None and d.kv_dtype not in HISPARSE_KERNELS:
+        return Hit(
+            f"decode has host KV mode HiSparse and KV dtype {d.kv_dtype}",
+            change="set kvCache.dtype to bfloat16 or fp8_e4m3",
+        )
+    if d.accelerator is Accelerator.ROCM or d.dsa_backend is None or d.kv_dtype is None:
+        return None
+    allowed = HISPARSE_KERNELS[d.kv_dtype]
+    if d.dsa_backend in allowed:
+        return None
+    return Hit(
+        f"decode has host KV mode HiSparse, KV dtype {d.kv_dtype} and DSA kernels {d.dsa_backend}",
+        change=f"set --dsa-decode-backend {' or '.join(allowed)} on decode, or leave it out",
+    )
 
 
 @F.rule(
@@ -202,3 +251,29 @@ def f9(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
         f"{', '.join(sorted(k.value for k in kinds))}",
         outcome=Outcome.WARN if d.engine is EngineType.REFERENCE else None,
     )
+
+
+@F.rule(
+    "F10",
+    "What host receive needs",
+    every(Outcome.START),
+    needs=("host_kv", "host_receive_threshold", "retraction_backup", "geometry"),
+    change="use host receive with plain or sliding-window GQA models, and leave the retraction backup to the engine",
+    engines=SGLANG_ONLY,
+)
+def f10(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    threshold = d.host_receive_threshold
+    if threshold is not None and not 0 <= threshold <= 1:
+        return Hit(f"decode has host receive threshold {threshold:g}, which is not between 0 and 1")
+    if not receives_on_host(d):
+        return None
+    if d.host_kv is HostKVMode.HISPARSE:
+        return Hit("decode has host receive and HiSparse on")
+    if d.retraction_backup == "cpu_tensor":
+        return Hit("decode receives into host memory and has retraction backup cpu_tensor, which has no pool")
+    geometry = geometry_of(p, d)
+    if geometry.latent or is_minimax_m3(geometry):
+        return Hit(f"decode receives into host memory, and the model has {geometry.attention.value} attention")
+    if geometry.linear_layers:
+        return Hit(f"decode receives into host memory, and {len(geometry.linear_layers)} layers keep recurrent state")
+    return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
+from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import Backend, EngineType
 from pdtransfer.contract.facts import RoleFacts
 
@@ -64,6 +65,12 @@ def known(value: T | None, facts: RoleFacts, name: str) -> T:
     if value is None:
         raise NeedsFact(facts, name)
     return value
+
+
+def generation(facts: RoleFacts) -> Accelerator:
+    """The accelerator, NeedsFact where it is not known or told as an NVIDIA GPU of any generation."""
+    told = facts.accelerator
+    return known(None if told is Accelerator.NVIDIA else told, facts, "accelerator")
 
 
 def attention_tp(facts: RoleFacts) -> int:

@@ -8,8 +8,8 @@ arg_groups.parallel_hook.handle_deprecated_dp_attention.
 from __future__ import annotations
 
 from pdtransfer.contract.accelerator import Accelerator
+from pdtransfer.contract.effective.hicache import receives_on_host
 from pdtransfer.contract.effective.rewrite import Draft
-from pdtransfer.contract.facts import HostKVMode
 from pdtransfer.contract.families import is_deepseek_v4, is_glm5_next, is_minimax_m3
 
 _PD = "arg_groups/pd_disaggregation_hook.py handle_pd_disaggregation"
@@ -22,13 +22,14 @@ def attention_dp(d: Draft) -> None:
     now = d.now
     if not now.dp_attention_flag:
         return
-    source = "arg_groups/parallel_hook.py handle_deprecated_dp_attention"
     if now.attention_data_parallel == 1 and now.data_parallel > 1:
         width = now.data_parallel
-        why = f"--dp-size {width} --enable-dp-attention means attention DP {width}"
-        d.set("A1", "attention_data_parallel", width, why, source)
-        d.set("A1", "data_parallel", 1, why, source)
-    d.set("A1", "dp_attention_flag", False, "the flag is spent", source)
+        why = f"attention DP {width}, attention TP {now.attention_tp or 'not whole'}"
+        source = "arg_groups/parallel_hook.py handle_deprecated_dp_attention"
+        asked = f"--dp-size {width} --enable-dp-attention"
+        d.set("A1", "attention_data_parallel", width, why, source, asked)
+        d.quietly(data_parallel=1)
+    d.quietly(dp_attention_flag=False)
 
 
 def radix_cache(d: Draft) -> None:
@@ -46,9 +47,7 @@ def radix_cache(d: Draft) -> None:
 
 def host_receive(d: Draft) -> None:
     """Receiving into host memory shares the retraction pool."""
-    threshold = d.now.host_receive_threshold
-    on = (threshold is not None and threshold < 1) or d.now.host_kv is HostKVMode.HOST_RECEIVE
-    if d.decode and on and d.now.retraction_backup != "cpu_tensor":
+    if receives_on_host(d.now) and d.now.retraction_backup != "cpu_tensor":
         d.set("E5", "retraction_backup", "host_pool", "host receive uses that pool", _PD)
 
 
@@ -81,7 +80,7 @@ def speculation(d: Draft) -> None:
     """NEXTN is another name of EAGLE. (A Gemma 4 assistant as draft makes it FROZEN_KV_MTP, which only
     the draft's config tells.)"""
     if (d.now.speculative_algorithm or "").upper() == "NEXTN":
-        d.set("C5", "speculative_algorithm", "EAGLE", "NEXTN is EAGLE", "arg_groups/speculative_hook.py")
+        d.quietly(speculative_algorithm="EAGLE")
 
 
 def optimistic_prefill(d: Draft) -> None:

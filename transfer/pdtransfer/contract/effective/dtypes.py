@@ -21,6 +21,7 @@ _BLACKWELL = 10
 def kv_dtype(d: Draft) -> None:
     """What `auto` (the default) becomes. Other models keep it: it then means the model's dtype."""
     d.fill(kv_dtype="auto", model_dtype="auto")
+    d.quietly(model_dtype=_model_dtype(d))
     if is_deepseek_v4(d.geometry):
         if d.now.kv_dtype == "auto":
             why = "DeepSeek-V4 keeps its KV in fp8"
@@ -39,6 +40,23 @@ def kv_dtype(d: Draft) -> None:
     blackwell = d.accelerator.major >= _BLACKWELL
     why = f"DSA on {d.accelerator.value}"
     d.set("B5", "kv_dtype", "fp8_e4m3" if blackwell else "bfloat16", why, source)
+
+
+_SPELLED = {"half": "float16", "float": "float32"}
+
+
+def _model_dtype(d: Draft) -> str | None:
+    """The dtype that --dtype names, spelled out; `auto` stays where the model's own is not known.
+    (configs/model_config.py _get_and_verify_dtype)"""
+    asked = d.now.model_dtype
+    own = d.geometry.dtype if d.geometry else None
+    if asked != "auto" or own is None:
+        return _SPELLED.get(asked or "", asked)
+    own = _SPELLED.get(own, own)
+    if own != "float32":
+        return own
+    gemma = d.geometry is not None and (d.geometry.model_type or "").startswith("gemma")
+    return "bfloat16" if gemma else "float16"
 
 
 def dsa_backend(d: Draft) -> None:

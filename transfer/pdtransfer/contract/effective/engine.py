@@ -11,8 +11,9 @@ from pdtransfer.contract.effective.rewrite import Draft, Effective, Rewrite
 from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.geometry import ModelGeometry
 
-GPUS = tuple(a for a in Accelerator if a is not Accelerator.CPU)
-"""What an accelerator that is not known may be. Nobody serves in earnest on the CPU, and who tests there says so."""
+NVIDIA = (Accelerator.SM80, Accelerator.SM89, Accelerator.SM90, Accelerator.SM100, Accelerator.SM120)
+GPUS = (*NVIDIA, Accelerator.ROCM)
+"""What an accelerator that is not told may be. Nobody serves in earnest on the CPU, and who tests there says so."""
 
 
 def _pages_of_model(d: Draft) -> None:
@@ -56,8 +57,8 @@ def effective(
         return Effective(facts)
     shape = geometry or facts.geometry
     chip = accelerator or facts.accelerator
-    drafts = [_run(facts, shape, kind) for kind in ((chip,) if chip else GPUS)]
-    return _merged(facts, drafts)
+    kinds = GPUS if chip is None else NVIDIA if chip is Accelerator.NVIDIA else (chip,)
+    return _merged([_run(facts, shape, kind) for kind in kinds])
 
 
 def _run(facts: RoleFacts, geometry: ModelGeometry | None, accelerator: Accelerator) -> Draft:
@@ -67,7 +68,7 @@ def _run(facts: RoleFacts, geometry: ModelGeometry | None, accelerator: Accelera
     return draft
 
 
-def _merged(facts: RoleFacts, drafts: Sequence[Draft]) -> Effective:
+def _merged(drafts: Sequence[Draft]) -> Effective:
     """One answer of several drafts: what they agree on, and None for the rest."""
     first = drafts[0]
     rewrites: list[Rewrite] = []

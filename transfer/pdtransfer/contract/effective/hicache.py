@@ -6,8 +6,9 @@ runs the layout passes on any decode that may build a host pool for retraction.
 
 from __future__ import annotations
 
+from pdtransfer.contract.base import Role
 from pdtransfer.contract.effective.rewrite import Draft
-from pdtransfer.contract.facts import HostKVMode
+from pdtransfer.contract.facts import HostKVMode, RoleFacts
 
 _HOOK = "arg_groups/hicache_hook.py"
 LAYOUTS_NEED_PAGES = frozenset({"mooncake", "npu_memcache"})
@@ -17,10 +18,11 @@ BUFFER_RATIO = 1.2
 BACKUP_RATIO = 0.2
 
 
-def receives_on_host(d: Draft) -> bool:
-    """Host receive is on, by its threshold or by its mode."""
-    threshold = d.now.host_receive_threshold
-    return d.now.host_kv is HostKVMode.HOST_RECEIVE or (threshold is not None and threshold < 1)
+def receives_on_host(facts: RoleFacts) -> bool:
+    """Decode's host receive is on, by its threshold or by its mode."""
+    threshold = facts.host_receive_threshold
+    on = facts.host_kv is HostKVMode.HOST_RECEIVE or (threshold is not None and threshold < 1)
+    return on and facts.role is Role.DECODE
 
 
 def size(d: Draft) -> None:
@@ -48,7 +50,7 @@ def layout(d: Draft) -> None:
     if buffered and now.hicache_write_policy == "write_back":
         why = "buffer_only has no host tier to write back to"
         d.set("E10", "hicache_write_policy", "write_through", why, f"{_HOOK} validate_hicache_host_memory_mode")
-    if receives_on_host(d):
+    if receives_on_host(d.now):
         why = "host receive writes layer by layer into that pool"
         d.set("E10", "hicache_mem_layout", "layer_first", why, f"{_HOOK} handle_hicache")
     source = f"{_HOOK} resolve_layout_io_compatibility"
@@ -93,7 +95,7 @@ def decode_ratio(d: Draft) -> None:
     longest, pool, page = longest_request(d), now.max_total_tokens, now.page_size
     if longest is None or pool is None or page is None:
         return
-    tokens = -(-min(longest - 1, pool) // page) * page * (2 if receives_on_host(d) else 1)
+    tokens = -(-min(longest - 1, pool) // page) * page * (2 if receives_on_host(d.now) else 1)
     ratio = max(BACKUP_RATIO, tokens / pool)
     d.set("E5", "hicache_ratio", ratio, f"room for {tokens} tokens of a pool of {pool}", source)
 

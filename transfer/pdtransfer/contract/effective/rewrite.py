@@ -42,11 +42,15 @@ class Rewrite:
     why: str
     source: str
     rule: str
+    adds: bool = False
+    """What was asked for holds, and something is added to it."""
 
     @property
     def overrides(self) -> bool:
         """Something that was set is changed; else only a default, or a choice that was left to the engine."""
-        return self.asked is not None and self.asked != LAUNCH_DEFAULTS.get(self.field, "auto")
+        if self.adds or self.asked is None:
+            return False
+        return self.asked != LAUNCH_DEFAULTS.get(self.field, "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +99,28 @@ class Draft:
         if unset and self.now.whole_command:
             self.now = self.now.model_copy(update=unset)
 
-    def set(self, rule: str, field: str, value: Value, why: str, source: str) -> None:
-        """Change `field`; further changes of one field are kept as one rewrite."""
+    def quietly(self, **values: Value) -> None:
+        """Changes that belong to a rewrite which is told by another field."""
+        if not self.now.observed:
+            self.now = self.now.model_copy(update=values)
+
+    def set(
+        self, rule: str, field: str, value: Value, why: str, source: str, asked: Value = None, adds: bool = False
+    ) -> None:
+        """Change `field`; further changes of one field are kept as one rewrite. `asked` is what to show where
+        it is not the field's own value."""
         if self.now.observed and field in FROM_CARDS:
             return
         if getattr(self.now, field) == value:
             return
         self.touched.add(field)
         self.now = self.now.model_copy(update={field: value})
-        asked = _plain(getattr(self.asked, field))
+        asked = asked or _plain(getattr(self.asked, field))
         before = self.rewrites.pop(field, None)
         if before is not None and before.why:
             why = f"{before.why}; {why}"
         if asked != value:
-            self.rewrites[field] = Rewrite(field, asked, value, why, source, rule)
+            self.rewrites[field] = Rewrite(field, asked, value, why, source, rule, adds)
 
 
 def _plain(value: object) -> Value:

@@ -54,4 +54,4 @@ def nixl_threads(d: Draft) -> None:
     if name is None or problem or name in parameters:
         return
     text = json.dumps(parameters | {name: THREADS})
-    d.set("H14", "nixl_params", text, "prefill's transfer threads", "disaggregation/nixl/conn.py")
+    d.set("H14", "nixl_params", text, "prefill's transfer threads", "disaggregation/nixl/conn.py", adds=True)

@@ -1,0 +1,163 @@
+"""Family H, continued: devices, plugins and parameters of the transfer library."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pdtransfer.contract.base import Backend
+from pdtransfer.contract.compat.rule import SGLANG_ONLY, Family, Hit, Outcome, columns, every, known
+from pdtransfer.contract.facts import RoleFacts
+from pdtransfer.contract.nixl_params import parse_nixl_params
+
+H = Family()
+_PARAMS = "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"
+_OF_THE_HOST = frozenset({"device_list", "num_threads"})
+"""Parameters that may differ between hosts and roles."""
+
+
+@H.rule(
+    "H3",
+    "The RDMA devices that are named can be used",
+    every(Outcome.START),
+    needs=("ib_device", "nixl_backend", "nixl_params", "ucx_net_devices"),
+    change="set spec.transfer.fabric.devices to HCA names such as mlx5_0 (with a JSON object: one entry per GPU), and "
+    "no --disaggregation-ib-device",
+    engines=SGLANG_ONLY,
+)
+def h3(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    for facts in (p, d):
+        if hit := _devices(facts, backend):
+            return hit
+    return None
+
+
+def _devices(facts: RoleFacts, backend: Backend) -> Hit | None:
+    given = known(facts.ib_device, facts, "ib_device").strip()
+    role = facts.role.value
+    if not given:
+        return None
+    if backend is Backend.PDCLUSTER:
+        return _unused(role, given, "backend PDCluster takes its devices from spec.transfer.fabric.devices")
+    table, problem = _per_gpu(given)
+    if problem:
+        return Hit(f"{role} has --disaggregation-ib-device {given}: {problem}")
+    if backend is not Backend.NIXL:
+        return None  # Mooncake looks the names up in the node's sysfs at start.
+    if known(facts.nixl_backend, facts, "nixl_backend") != "UCX":
+        return _unused(role, given, f"the NIXL plugin is {facts.nixl_backend}, and only UCX reads it")
+    if known(facts.ucx_net_devices, facts, "ucx_net_devices"):
+        return _unused(role, given, f"UCX_NET_DEVICES is {facts.ucx_net_devices} and goes before it")
+    lists = [given] if table is None else list(table.values())
+    names = [name.strip() for one in lists for name in one.split(",")]
+    bad = next((n for n in names if not n or ":" in n), None)
+    if bad is not None:
+        return Hit(f"{role} has --disaggregation-ib-device {given}: NIXL takes HCA names without a port, not {bad!r}")
+    return _conflict(facts, role, given, lists)
+
+
+def _conflict(facts: RoleFacts, role: str, given: str, lists: list[str]) -> Hit | None:
+    parameters, problem = parse_nixl_params(known(facts.nixl_params, facts, "nixl_params"))
+    stated = parameters.get("device_list")
+    if problem or stated is None:
+        return None
+    wanted = _names(stated)
+    if all(_names(one) == wanted for one in lists):
+        return None
+    return Hit(
+        f"{role} has --disaggregation-ib-device {given}, and {_PARAMS} names device_list {stated}",
+        change="name the devices in one place only",
+    )
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _per_gpu(given: str) -> tuple[dict[str, str] | None, str]:
+    """(names by GPU id, problem): (None, '') for a plain list or a file, which is on the node.
+    (device_communicators/mooncake_transfer_engine.py parse_ib_device_config)"""
+    if given.endswith(".json") or not given.startswith("{"):
+        return None, ""
+    try:
+        table: Any = json.loads(given)
+    except ValueError as error:
+        return None, f"it is no JSON: {error}"
+    for gpu, names in table.items():
+        if not gpu.isdigit() or not isinstance(names, str):
+            return None, f"a GPU's number and a string of names are needed, not {gpu!r}: {names!r}"
+    if "0" not in {str(int(gpu)) for gpu in table}:
+        return None, "it names no devices for GPU 0 (numbers are those that the process sees)"
+    return table, ""
+
+
+def _unused(role: str, given: str, why: str) -> Hit:
+    return Hit(
+        f"{role} has --disaggregation-ib-device {given}, and {why}",
+        change="drop --disaggregation-ib-device",
+        outcome=Outcome.WARN,
+        consequence="It has no effect.",
+    )
+
+
+@H.rule(
+    "H4",
+    "The NIXL plugin is in the engine's image",
+    columns(Outcome.START, Outcome.START),
+    needs=("nixl_backend", "nixl_plugins"),
+    change="use an engine image that has this plugin, or set spec.transfer.plugin.name to one that it has",
+    engines=SGLANG_ONLY,
+)
+def h4(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    for facts in (p, d):
+        there = known(facts.nixl_plugins, facts, "nixl_plugins")
+        wanted = known(facts.nixl_backend, facts, "nixl_backend")
+        if wanted not in there:
+            return Hit(
+                f"{facts.role.value}'s NIXL plugin is {wanted}, and its image has {', '.join(sorted(there)) or 'none'}"
+            )
+    return None
+
+
+@H.rule(
+    "H13",
+    "Mooncake over TCP",
+    columns(mooncake=Outcome.NORM),
+    needs=("mooncake_tcp", "ib_device"),
+    change="leave --disaggregation-ib-device out, or use transfer backend mooncake with RDMA",
+    engines=SGLANG_ONLY,
+)
+def h13(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    ours, theirs = known(p.mooncake_tcp, p, "mooncake_tcp"), known(d.mooncake_tcp, d, "mooncake_tcp")
+    if not ours and not theirs:
+        return None
+    over = "both sides" if ours and theirs else "prefill" if ours else "decode"
+    return Hit(f"{over}: mooncake_tcp is Mooncake with MC_FORCE_TCP=1, without RDMA", outcome=Outcome.FINE)
+
+
+@H.rule(
+    "H14",
+    "NIXL's parameters are a JSON object of strings",
+    columns(nixl=Outcome.START),
+    needs=("nixl_params",),
+    change=f"set spec.transfer.plugin.parameters, and no {_PARAMS} in env",
+    engines=SGLANG_ONLY,
+)
+def h14(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    found: list[dict[str, str]] = []
+    for facts in (p, d):
+        parameters, problem = parse_nixl_params(known(facts.nixl_params, facts, "nixl_params"))
+        if problem:
+            return Hit(f"{facts.role.value}'s {_PARAMS} {problem}")
+        found.append({k: v for k, v in parameters.items() if k not in _OF_THE_HOST})
+    if found[0] == found[1]:
+        return None
+    differing = sorted(k for k in {*found[0], *found[1]} if found[0].get(k) != found[1].get(k))
+    name = differing[0]
+    return Hit(
+        f"NIXL's parameter {name} is {found[0].get(name, 'not set')} on prefill and {found[1].get(name, 'not set')} on "
+        "decode",
+        change="give both roles the same spec.transfer.plugin.parameters",
+        outcome=Outcome.WARN,
+        consequence="Agents with other parameters may not reach each other; nothing compares them.",
+    )
