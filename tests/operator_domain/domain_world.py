@@ -24,6 +24,7 @@ from pdoperator.domain.actions import (
     PutRoster,
     SetGate,
     SetWorkers,
+    StartProbe,
     WriteRouterKey,
 )
 from pdoperator.domain.decide import DecideSettings, decide
@@ -37,6 +38,7 @@ from pdoperator.domain.observed import (
     StoredSpec,
     Worker,
 )
+from pdoperator.domain.realprobe import ProbeOutcome, ProbeResult, ProbesSeen
 from pdtransfer.contract.base import EngineType, MemoryKind, Role
 from pdtransfer.contract.card import EngineFacts, PodCards, RankCard
 from pdtransfer.contract.fingerprint import ModelIdentity
@@ -194,6 +196,8 @@ class World:
         self.api_error = ""
         self.api_error_reason = ""
         self.transport = "TCP"
+        self.probes: list[ProbeResult] = []
+        self.probed: list[StartProbe] = []
         self.last: Decision | None = None
         self.edit(raw)
 
@@ -343,6 +347,7 @@ class World:
             pods=tuple(self.seen(p) for p in self.pods.values()),
             answers={p.uid: self.answer(p) for p in live if p.gated},
             routers=routers,
+            probes=ProbesSeen(results=tuple(self.probes)),
             router_deployment=self.router_manifest,
             children=dict(self.applied),
             stored=tuple(self.stored.values()),
@@ -371,9 +376,17 @@ class World:
         pod.history.append((key, r.hash))
         return ""
 
+    def answered(self, probe: StartProbe) -> ProbeResult:
+        """What comes of a real request: here every one is served."""
+        return ProbeResult(probe, ProbeOutcome.SERVED, seconds=0.1, at=self.now)
+
     def act(self, decision: Decision) -> None:
+        self.probes = []
         for a in decision.actions:
-            if isinstance(a, CreatePod):
+            if isinstance(a, StartProbe):
+                self.probed.append(a)
+                self.probes.append(self.answered(a))
+            elif isinstance(a, CreatePod):
                 self._create(a.manifest)
             elif isinstance(a, DeletePod):
                 if a.uid in self.pods:

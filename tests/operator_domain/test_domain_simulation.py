@@ -500,7 +500,7 @@ def test_sglangs_own_backend_is_launched_and_routed_and_says_that_nobody_wires_i
     assert len(w.routed()) == 3
     assert len({x.pairing_protocol for x in w.workers.values()}) == 1
     assert w.condition("PeersWired")["reason"] == "NotManaged"
-    assert w.condition("KVTransferVerified")["status"] == "Unknown"
+    assert w.condition("KVTransferVerified")["reason"] == "Verified"
     assert w.condition("Ready")["status"] == "True", w.condition("Ready")
     assert set(w.gates().values()) == {""}
     routed = w.routed()

@@ -18,6 +18,7 @@ from pdoperator.kube.execute import KubeExecutor
 from pdoperator.kube.fake import FakeKube
 from pdoperator.kube.kinds import PDCLUSTER_API
 from pdoperator.kube.observe import Observer
+from pdoperator.pods.engine_probe import EngineProber
 from pdoperator.pods.router import RouterClient
 from pdoperator.pods.sidecar import SidecarClient
 from pdoperator.runtime.act import Actor
@@ -86,7 +87,7 @@ def make_reconciler(
 ) -> Reconciler:
     """A reconciler over the fake, with a CA of its own."""
     keys = Credentials(AUTHORITY, lambda: NOW)
-    sidecars, routers = SidecarClient(keys.client_context), RouterClient()
+    sidecars, routers, prober = SidecarClient(keys.client_context), RouterClient(), EngineProber()
     events = EventRecorder(kube)
     executor = KubeExecutor(kube, keys, events, lambda: NOW)
     return Reconciler(
@@ -94,7 +95,8 @@ def make_reconciler(
         observer=Observer(kube),
         sidecars=sidecars,
         routers=routers,
-        actor=Actor(executor, sidecars, routers, keys.router_key, may_act),
+        prober=prober,
+        actor=Actor(executor, sidecars, routers, keys.router_key, may_act, prober),
         events=events,
         keys=keys,
         decide=decide,

@@ -121,7 +121,7 @@ async def test_launched_is_told_only_of_what_was_launched(forbidden: bool, told:
     if forbidden:
         kube.faults.forbidden.add(("create", "pods"))
     executor = KubeExecutor(kube, None, recorder, lambda: 0.0)  # type: ignore[arg-type]
-    actor = Actor(executor, None, None, lambda uid: "", lambda: True)  # type: ignore[arg-type]
+    actor = Actor(executor, None, None, lambda uid: "", lambda: True, None)  # type: ignore[arg-type]
     actions = (
         CreatePod({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {}}),
         EmitEvent("Normal", "Launched", "launching 1 pod: a"),

@@ -74,6 +74,14 @@ class Reason(StrEnum):
     VERIFYING = "Verifying"
     VERIFICATION_FAILED = "VerificationFailed"
     BELOW_MIN_BANDWIDTH = "BelowMinBandwidth"
+    # KVTransferVerified by real requests (backends NIXL and Mooncake)
+    PREFILL_DOES_NOT_SEND = "PrefillDoesNotSend"
+    """It fails with a decode that another prefill serves: its bootstrap thread may have ended. Restart it."""
+    DECODE_DOES_NOT_RECEIVE = "DecodeDoesNotReceive"
+    REQUEST_FAILED = "RequestFailed"
+    """Prefill or decode, nobody else can tell which."""
+    CANNOT_PROBE = "CannotProbe"
+    """The engines' HTTP can not be reached, wants a key, or takes no request now."""
     # RouterReady
     ROUTER_READY = "RouterReady"
     ROUTER_STARTING = "RouterStarting"

@@ -97,6 +97,34 @@ class SetWorkers:
 
 
 @dataclass(frozen=True)
+class ProbeEnd:
+    """One engine pod that a real request goes to."""
+
+    name: str
+    uid: str
+    ip: str
+    restarts: int = 0
+    """Of its engine container: a restart in place is another incarnation."""
+
+    @property
+    def incarnation(self) -> str:
+        """What of the pod a result is about."""
+        return f"{self.uid}/{self.restarts}"
+
+
+@dataclass(frozen=True)
+class StartProbe:
+    """Send one small real request through this pair, in the background. `dp_rank` of `dp_size` attention-DP
+    ranks of prefill is met by the choice of the room; `deadline` is seconds for the whole request."""
+
+    prefill: ProbeEnd
+    decode: ProbeEnd
+    dp_rank: int = 0
+    dp_size: int = 1
+    deadline: float = 30.0
+
+
+@dataclass(frozen=True)
 class EmitEvent:
     """A Kubernetes Event on the PDCluster. type: Normal or Warning."""
 
@@ -115,6 +143,7 @@ Action = (
     | WriteRouterKey
     | PutRoster
     | SetWorkers
+    | StartProbe
     | EmitEvent
 )
 

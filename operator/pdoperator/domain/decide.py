@@ -17,6 +17,7 @@ from pdoperator.domain.actions import (
     Decision,
     DeletePod,
     Memory,
+    StartProbe,
 )
 from pdoperator.domain.cardfit import CardFit
 from pdoperator.domain.condition import Aspect, roll_up
@@ -28,6 +29,7 @@ from pdoperator.domain.links import blame, links_of
 from pdoperator.domain.observed import Observed
 from pdoperator.domain.picture import Picture
 from pdoperator.domain.preflight import Finding, from_report, preflight
+from pdoperator.domain.realround import real_round
 from pdoperator.domain.revision import role_revisions, role_spec
 from pdoperator.domain.routing import desired_workers, listed_everywhere, listed_urls, route, worker_url
 from pdoperator.domain.settings import DecideSettings
@@ -79,6 +81,7 @@ def decide(observed: Observed, memory: Memory, settings: DecideSettings) -> Deci
     actions += removals
     actions += pic.gates.actions
     actions += additions
+    actions += pic.real.starts if pic.real else ()
     actions += pic.plan.deletes
     drained, learned["leaving_since"] = delete_leaving(
         observed, pic.plan.leaving, _still_routed(observed), dict(extra.get("leaving_since", {})), settings
@@ -169,6 +172,7 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
             if f.status in ("Fail", "Warn"):
                 card_findings.setdefault((f.rule, f.message), f)
 
+    real = real_round(observed, spec, gates, leaving, revisions, extra.get("real", {}), settings)
     workers = desired_workers([p for p in engine_pods(observed) if p.uid not in leaving], gates.ready, gates.island)
     pic = Picture(
         observed=observed,
@@ -186,6 +190,7 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
         plan=plan,
         workers=tuple(workers),
         stale=stale,
+        real=real,
     )
     alive = {p.uid for p in engine_pods(observed)}
     keep_gated = {
@@ -200,6 +205,7 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
         "backoff": plan.backoff,
         "attempts": plan.attempts or extra.get("attempts", {}),
         "fell": gates.fell,
+        "real": real.history if real else extra.get("real", {}),
         "islands": {u: i for u, i in (extra.get("islands", {}) | gates.island).items() if u in alive},
         "cards": wiring.cards or {},
         "hashes": wiring.memo or extra.get("hashes"),
@@ -266,7 +272,7 @@ def _remember(pic: Picture, memory: Memory, extra: dict[str, Any]) -> Memory:
 def _next_look(pic: Picture, aspects: list[Aspect], actions: list[Action], settings: DecideSettings) -> float:
     """Soon while something converges, later when all is quiet; never past a deadline that is due."""
     ready = roll_up(aspects).status is ConditionStatus.TRUE
-    busy = any(not isinstance(a, DeletePod) for a in actions)
+    busy = any(not isinstance(a, DeletePod | StartProbe) for a in actions)
     wait = settings.idle_requeue if ready and not busy and not pic.plan.leaving else settings.converging_requeue
     if not pic.may_launch and not pic.pods:
         wait = settings.idle_requeue

@@ -14,10 +14,11 @@ from pdoperator.domain.lastwords import bounded
 from pdoperator.domain.peerswired import peers_wired
 from pdoperator.domain.picture import Picture
 from pdoperator.domain.poddiagnosis import worst
+from pdoperator.domain.realproof import RealProof, verified_by_requests
 from pdoperator.domain.verification import Verification
 from pdoperator.domain.view import FAILED_PHASES
 from pdoperator.domain.words import count, rate
-from pdtransfer.contract.base import Role
+from pdtransfer.contract.base import EngineType, Role
 
 _ROLE_KIND = {Role.PREFILL: ConditionType.PREFILL_READY, Role.DECODE: ConditionType.DECODE_READY}
 
@@ -114,12 +115,10 @@ def verified(pic: Picture, proof: Verification) -> Aspect:
     """Did KV really move between every ready pair?"""
     kind = ConditionType.KV_TRANSFER_VERIFIED
     if not pic.managed:
-        return unknown(
-            kind,
-            Reason.NOT_MANAGED,
-            "only the PDCluster backend verifies transfers; a request through the router is the test here",
-            required=False,
-        )
+        proof_by_request = pic.real.proof if pic.real else RealProof()
+        backend = pic.spec.transfer.backend.value if pic.spec else ""
+        emulated = pic.spec is not None and pic.spec.engine.type is EngineType.REFERENCE
+        return verified_by_requests(proof_by_request, backend, emulated)
     if proof.failed:
         return no(kind, Reason.VERIFICATION_FAILED, f"{proof.failed}. Look at both pods' logs and the fabric.")
     if proof.pairs == 0:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pdoperator.api.names import CONTAINER_ENGINE
 from pdoperator.api.spec import PDClusterSpec
+from pdoperator.domain.realprobe import ProbesSeen
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.card import PodCards
 from pdtransfer.contract.verdict import PodVerdicts
@@ -146,6 +147,8 @@ class Observed:
     answers: dict[str, PodAnswer] = field(default_factory=dict)
     """By pod UID; only pods that were asked."""
     routers: tuple[RouterPodSeen, ...] = ()
+    probes: ProbesSeen = field(default_factory=ProbesSeen)
+    """Real requests of the operator's own: which are under way, and what came of those that ended."""
     router_deployment: dict[str, Any] | None = None
     services: frozenset[str] = frozenset()
     """Names of our Services that exist."""

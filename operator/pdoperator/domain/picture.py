@@ -11,6 +11,7 @@ from pdoperator.domain.lifecycle import Plan
 from pdoperator.domain.links import Link
 from pdoperator.domain.observed import Observed, PodSeen
 from pdoperator.domain.preflight import Finding, Preflight
+from pdoperator.domain.realround import RealRound
 from pdoperator.domain.view import View, engine_pods
 from pdoperator.domain.wiring import Wiring
 from pdtransfer.contract.base import Role
@@ -41,6 +42,8 @@ class Picture:
     plan: Plan
     workers: tuple[DesiredWorker, ...]
     stale: dict[str, float] = field(default_factory=dict)
+    real: RealRound | None = None
+    """Proof by real requests, where a backend of SGLang's own moves the KV."""
 
     @property
     def may_launch(self) -> bool:

@@ -34,5 +34,13 @@ class DecideSettings:
     certificate_renew_before_seconds: float = 10 * 86400.0
     certificate_rewrite_seconds: float = 120.0
     """Pause between two rewrites of the pods' certificate when a pod shows one that is not the operator's."""
+    probe_deadline_seconds: float = 30.0
+    """For one real request through a pair that a backend of SGLang's own connects."""
+    probe_failures: int = 2
+    """Real requests that fail in a row before KVTransferVerified says so."""
+    probe_retry_seconds: float = 5.0
+    """Pause after a real request that was not served; doubles up to verification.intervalSeconds."""
+    probes_at_once: int = 16
+    """Real requests under way in one PDCluster."""
     network_policy: bool = True
     disruption_budgets: bool = True

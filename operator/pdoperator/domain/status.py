@@ -203,6 +203,8 @@ def build_status(pic: Picture, aspects: list[Aspect], proof: Verification) -> di
     if shown is not None:
         mark = " (emulated)" if shown.emulated else ""
         verified = f"{rate(shown.bandwidth)} {shown.transport or 'unknown'}{mark}"
+    elif pic.real is not None and pic.real.proof.complete:
+        verified = "by request"
     status = PDClusterStatus(
         observed_generation=cluster.generation,
         conditions=to_conditions(

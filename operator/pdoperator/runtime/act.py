@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable
 
 from pdoperator.api.conditions import Reason
-from pdoperator.domain.actions import Action, CreatePod, EmitEvent, PutRoster, SetWorkers
+from pdoperator.domain.actions import Action, CreatePod, EmitEvent, PutRoster, SetWorkers, StartProbe
 from pdoperator.domain.observed import Observed
 from pdoperator.kube.execute import KubeExecutor, Outcome, describe, run_all
+from pdoperator.pods.engine_probe import EngineProber
 from pdoperator.pods.router import RouterClient, RouterError
 from pdoperator.pods.sidecar import SidecarClient
 
@@ -25,9 +26,11 @@ class Actor:
         routers: RouterClient,
         router_key: Callable[[str], str],
         may_act: Callable[[], bool],
+        prober: EngineProber,
     ) -> None:
         self._kube, self._sidecars, self._routers = kube, sidecars, routers
         self._router_key, self._may_act = router_key, may_act
+        self._prober = prober
 
     async def run(self, observed: Observed, actions: tuple[Action, ...]) -> list[Outcome]:
         """All of them; raises NotLeading when the Lease is lost meanwhile."""
@@ -59,6 +62,9 @@ class Actor:
                 except RouterError as error:
                     log.warning("%s pod=%s action=set-workers reason=%s message=%r", where, action.router_pod,
                                 Reason.ROUTER_UNREACHABLE, str(error))  # fmt: skip
+                return Outcome(action)
+            case StartProbe():
+                self._prober.start(observed.cluster.uid, action)
                 return Outcome(action)
             case _:
                 outcome = await self._kube.run(observed, action)

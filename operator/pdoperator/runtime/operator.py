@@ -12,6 +12,7 @@ from pdoperator.kube.events import EventRecorder
 from pdoperator.kube.execute import KubeExecutor
 from pdoperator.kube.observe import Observer
 from pdoperator.kube.port import KubeError, KubePort, Manifest
+from pdoperator.pods.engine_probe import EngineProber
 from pdoperator.pods.router import RouterClient
 from pdoperator.pods.sidecar import SidecarClient
 from pdoperator.runtime import credentials
@@ -47,6 +48,7 @@ class Operator:
         times: LeaseTimes | None = None,
         sidecars: Callable[[credentials.Credentials], SidecarClient] | None = None,
         routers: RouterClient | None = None,
+        prober: EngineProber | None = None,
     ) -> None:
         self._kube, self._settings, self._decide = kube, settings, decide
         self._pace = pace
@@ -55,6 +57,7 @@ class Operator:
         self.lease = Lease(kube, settings.operator_namespace, identity, times)
         self._make_sidecars = sidecars or (lambda keys: SidecarClient(keys.client_context))
         self._routers = routers
+        self._prober = prober
         self._sidecars: SidecarClient | None = None
         self.supervisor: Supervisor | None = None
         self._started: float | None = None
@@ -92,6 +95,8 @@ class Operator:
             await self._sidecars.close()
         if self._routers is not None:
             await self._routers.close()
+        if self._prober is not None:
+            await self._prober.close()
 
     # --- watch events -----------------------------------------------------------------------------
 
@@ -123,13 +128,15 @@ class Operator:
         events = EventRecorder(self._kube, instance=self._settings.pod_name)
         self._sidecars = self._make_sidecars(keys)
         self._routers = self._routers or RouterClient()
+        self._prober = self._prober or EngineProber()
         executor = KubeExecutor(self._kube, keys, events, time.time)
-        actor = Actor(executor, self._sidecars, self._routers, keys.router_key, self.lease.held)
+        actor = Actor(executor, self._sidecars, self._routers, keys.router_key, self.lease.held, self._prober)
         reconciler = Reconciler(
             kube=self._kube,
             observer=Observer(self._kube),
             sidecars=self._sidecars,
             routers=self._routers,
+            prober=self._prober,
             actor=actor,
             events=events,
             keys=keys,
@@ -144,6 +151,7 @@ class Operator:
             pace=self._pace,
             metrics=self.metrics,
         )
+        self._prober.news = self.supervisor.wake
         reconciling = asyncio.create_task(self.supervisor.run(), name="resync")
         try:
             while not reconciling.done():

@@ -21,6 +21,7 @@ from pdoperator.kube.kinds import PDCLUSTER_API
 from pdoperator.kube.observe import Observer, Problem, problem_of
 from pdoperator.kube.parse import cluster_object, seconds
 from pdoperator.kube.port import KubeError, KubePort
+from pdoperator.pods.engine_probe import EngineProber
 from pdoperator.pods.router import RouterClient, RouterError
 from pdoperator.pods.sidecar import SidecarClient
 from pdoperator.runtime.act import Actor
@@ -63,6 +64,7 @@ class Reconciler:
         observer: Observer,
         sidecars: SidecarClient,
         routers: RouterClient,
+        prober: EngineProber,
         actor: Actor,
         events: EventRecorder,
         keys: Keys,
@@ -73,6 +75,7 @@ class Reconciler:
     ) -> None:
         self._kube, self._observer, self._actor, self._events = kube, observer, actor, events
         self._sidecars, self._routers, self._keys = sidecars, routers, keys
+        self._prober = prober
         self._decide, self._settings = decide, settings
         self._term, self._now = term, now
 
@@ -140,6 +143,7 @@ class Reconciler:
         self._events.forget(uid)
         self._observer.forget(uid)
         await self._sidecars.forget(uid)
+        await self._prober.forget(uid)
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -158,6 +162,7 @@ class Reconciler:
             pods=children.pods,
             answers=answers,
             routers=tuple(routers),
+            probes=self._prober.look(cluster.uid),
             router_deployment=children.fixtures.router_deployment,
             services=children.fixtures.services,
             children=children.fixtures.hashes,
