@@ -83,15 +83,7 @@ def _route(address: str, facts: RoleFacts, options: ServerOptions) -> tuple[bool
     where = _bootstrap(address, facts)
     answer = get_json(where + ROUTE, options.timeout)
     if answer.status == 503:
-        return False, (
-            Finding(
-                "Route",
-                "Fail",
-                f"prefill's bootstrap server {where} does not have all of prefill's ranks yet. A rank that gave up "
-                "registering stays out for good: every request fails",
-                "Wait until prefill has started; where that does not help, look for its rank that could not register.",
-            ),
-        )
+        return False, ()  # Rule H7 says what that means.
     if answer.problem:
         return None, (
             Finding(

@@ -356,7 +356,7 @@ def test_a_route_of_another_server_fails(run: Run, serve: Serve) -> None:
 def test_ranks_that_did_not_register_fail(run: Run, serve: Serve) -> None:
     code, out = run(*both(*pair(serve, route=(503, b"Prefill server not fully registered yet"))))
     assert out["prefill"]["facts"]["route_registered"] is False
-    assert code == 1 and "Route" in failing(out)
+    assert code == 1 and "H7" in failing(out)
 
 
 def test_a_bootstrap_port_that_is_closed_from_here_is_unknown(run: Run, serve: Serve) -> None:

@@ -9,7 +9,7 @@ from pdoperator.domain.engine_checks import engine_findings
 from pdoperator.domain.engine_flags import owned_flags
 from pdoperator.domain.finding import Finding, fail, warn
 from pdoperator.domain.revision import role_spec
-from pdtransfer.contract.base import EngineType, Role
+from pdtransfer.contract.base import Backend, EngineType, Role
 
 
 def spec_findings(spec: PDClusterSpec) -> list[Finding]:
@@ -88,7 +88,8 @@ def _not_root(template: PodTemplate) -> bool:
 
 
 def _without_effect_yet(spec: PDClusterSpec) -> list[Finding]:
-    if "interval_seconds" not in spec.transfer.verification.model_fields_set:
+    own = spec.transfer.backend is Backend.PDCLUSTER  # other backends are probed by a request once an interval
+    if not own or "interval_seconds" not in spec.transfer.verification.model_fields_set:
         return []
     field = "spec.transfer.verification.intervalSeconds"
     message = f"{field} has no effect in this version: a pair is checked when it is wired"
