@@ -371,6 +371,11 @@ OUTCOMES: list[tuple[str, str, dict[str, Any], Backend, str]] = [
     ("C6", "v41", {SPEC: "DSPARK", "draft_tokens": 8}, Backend.PDCLUSTER, "START"),
     ("D2", "swa8", sides({TP: 1, PP: 2}, {TP: 4}), Backend.NIXL, "REQ"),
     ("D2", "swa8", tp(1, 4), Backend.NIXL, "HANG"),
+    # 8 window heads where the full layers have 4: over TP 2 and 4 both halve (4 of 2, 2 of 1); over 4 and 8 the full
+    # layers' one head stays (2 of 1, 1 of 1).
+    ("D2", "mimo-swa", tp(2, 4), Backend.NIXL, "HANG"),
+    ("D2", "mimo-swa", tp(4, 8), Backend.NIXL, "REQ"),
+    ("D2", "mimo-swa", tp(4, 8), Backend.MOONCAKE, "PDEAD"),
     ("D3", "qsa", tp(1, 2), Backend.NIXL, "REQ"),
     ("D4", "m3", tp(2, 4), Backend.NIXL, "DCRASH"),
     ("D4", "m3", {PP: 2}, Backend.NIXL, "REQ"),

@@ -51,7 +51,6 @@ def d2(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
         return None
     heads = geometry.swa_kv_heads or geometry.kv_heads
     what = f"{sizes(p, d)}, and {len(geometry.sliding_window_layers)} of {geometry.layers} layers keep a sliding window"
-    other = f"{what} of {heads} KV heads where the full layers have {geometry.kv_heads}"
     if backend is Backend.PDCLUSTER:
         # Windows whose rows are as the full layers' are K and V of a page space of their own; others go whole.
         dims = geometry.swa_head_dim or geometry.head_dim, geometry.swa_v_head_dim or geometry.value_dim
@@ -64,20 +63,26 @@ def d2(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
             consequence="PDCluster moves such windows whole and does not slice them; the pair is refused.",
         )
     mooncake = backend is Backend.MOONCAKE
-    refused = Outcome.PDEAD if mooncake else Outcome.REQ
+    against = None
     if p.pipeline_parallel > 1:
-        return Hit(
-            f"{what}, with {p.pipeline_parallel} prefill stages",
-            outcome=refused,
-            consequence=_THREAD if mooncake else "",
-        )
-    if heads != geometry.kv_heads:
-        return Hit(other, outcome=refused, consequence=_THREAD if mooncake else "")
+        against = f"{what}, with {p.pipeline_parallel} prefill stages"
+    elif _uneven(heads, geometry.kv_heads, p, d):
+        against = f"{what} of {heads} KV heads where the full layers have {geometry.kv_heads}"
+    if against is not None:
+        outcome = Outcome.PDEAD if mooncake else Outcome.REQ
+        return Hit(against, outcome=outcome, consequence=_THREAD if mooncake else "")
     return Hit(
         f"{what}, which is sent as state",
         consequence="SGLang 0.5.23 has code that slices the window, one block per token, but its users report that "
         "the first request fails or hangs while both servers stay healthy; nobody here has seen it work.",
     )
+
+
+def _uneven(window: int, full: int, p: RoleFacts, d: RoleFacts) -> bool:
+    """Whether a rank's share of the sliding layers' heads, over its share of the full layers', differs between the
+    sides: SGLang cuts both by the full layers' count."""
+    (w1, f1), (w2, f2) = [(max(1, window // attention_tp(r)), max(1, full // attention_tp(r))) for r in (p, d)]
+    return w1 * f2 != w2 * f1
 
 
 @D.rule(
