@@ -141,6 +141,9 @@ MOUNT = ("FailedMount", 'MountVolume.SetUp failed for volume "model" : configmap
         ((("FailedCreatePodSandBox", "cni: no address left"),), 12.0, Reason.CANNOT_START, ["no address left"]),
         ((SYNC,), 30.0, Reason.LAUNCHING, ["starting its containers"]),
         ((SYNC, MOUNT), 30.0, Reason.CANNOT_MOUNT_VOLUME, ["gone"]),
+        # Only what runs is probed: this look at the pod is the older one.
+        ((("Unhealthy", "Readiness probe failed: refused"),), 12.0, Reason.LAUNCHING, ["starting its containers"]),
+        ((("Unhealthy", "Readiness probe failed"), MOUNT), 12.0, Reason.CANNOT_MOUNT_VOLUME, ["gone"]),
         ((SYNC,), 61.0, Reason.CANNOT_MOUNT_VOLUME, ["failed to sync configmap cache"]),
         ((), STUCK_SECONDS + 1, Reason.LAUNCHING, ["starting its containers"]),  # events were read: an image is pulled
         (None, STUCK_SECONDS - 1, Reason.LAUNCHING, ["starting its containers"]),
@@ -176,6 +179,9 @@ def test_a_program_that_an_image_does_not_hold_is_no_crash_and_too_little_memory
     reason, message = diagnose(seen(containers=(engine,)), False, "", True)
     assert reason is Reason.CRASHING
     assert "restarted 1 time: engine exited with 137 OOMKilled. Raise the memory limit" in message
+    first = replace(engine, restarts=0, waiting_reason="", last_exit_code=78, last_exit_reason="Error")
+    _, message = diagnose(seen(containers=(first,)), False, "", True)
+    assert message.startswith("c-prefill-0 failed: engine exited with 78. See kubectl logs")
 
 
 def test_events_are_read_only_for_pods_of_which_nothing_else_tells() -> None:

@@ -24,6 +24,8 @@ _IMAGE_OF = {
     names.CONTAINER_ROUTER: "spec.router.image",
 }
 _VOLUMES = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_OF_RUNNING = ("Unhealthy", "ProbeWarning")
+"""Warnings about a container that runs: a look at the pod that is older than them says otherwise."""
 
 _NOT_SYNCED = "failed to sync"
 SYNC_SECONDS = 60.0
@@ -80,10 +82,11 @@ def diagnose(
                 f"{_IMAGE_OF.get(which.name, 'its image')} is an image that holds this program.",
             )
         killed = which.last_exit_reason == "OOMKilled"
+        happened = f"restarted {count(which.restarts, 'time')}" if which.restarts else "failed"
         memory = "Raise the memory limit, or lower what the container holds. " if killed else ""
         return (
             Reason.CRASHING,
-            f"{pod.name} restarted {count(which.restarts, 'time')}: {_sentence(evidence or 'exit code unknown')} "
+            f"{pod.name} {happened}: {_sentence(evidence or 'exit code unknown')} "
             f"{memory}See kubectl logs {pod.name} -c {which.name} --previous.",
         )
     if engine is None or not engine.running:
@@ -119,7 +122,11 @@ def _cannot_start(pod: PodSeen, now: float) -> tuple[Reason, str] | None:
         )
     if not not_starting(pod):
         return None
-    warnings = tuple(w for w in pod.warnings or () if _NOT_SYNCED not in w[1] or now - pod.created >= SYNC_SECONDS)
+    warnings = tuple(
+        (reason, message)
+        for reason, message in pod.warnings or ()
+        if reason not in _OF_RUNNING and (_NOT_SYNCED not in message or now - pod.created >= SYNC_SECONDS)
+    )
     volume = next((m for r, m in warnings if r in _VOLUMES), "")
     if volume:
         return (
