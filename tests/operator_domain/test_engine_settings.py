@@ -12,7 +12,7 @@ from domain_world import quickstart
 from pdoperator.api.spec import PDClusterSpec
 from pdoperator.domain.container_env import OWN_ENV
 from pdoperator.domain.engine_command import NodePlace, engine_command, whole_gb
-from pdoperator.domain.facts import accelerator, spec_facts
+from pdoperator.domain.facts import accelerator, engine_version, spec_facts
 from pdoperator.domain.revision import role_revision, role_spec
 from pdoperator.domain.transfer_settings import PLUGIN_ENV, setting_env, whole_mib
 from pdtransfer.contract.accelerator import Accelerator
@@ -142,7 +142,26 @@ def test_facts_are_those_of_the_composed_line_and_environment() -> None:
     assert prefill.host == "0.0.0.0" and prefill.rank_host == "$(POD_IP)"
 
 
-def test_the_gpu_generation_is_known_where_the_node_selector_asks_for_it() -> None:
+def test_the_gpu_is_known_as_far_as_node_selector_and_resources_tell() -> None:
     labels = {"nvidia.com/gpu.compute.major": "10", "nvidia.com/gpu.compute.minor": "0"}
+    nvidia, amd = {"limits": {"nvidia.com/gpu": 8}}, {"limits": {"amd.com/gpu": 8, "memory": "1Ti"}}
     assert accelerator(spec_of(prefill__template={"nodeSelector": labels}).prefill) is Accelerator.SM100
+    assert accelerator(spec_of(prefill__resources=nvidia).prefill) is Accelerator.NVIDIA
+    assert accelerator(spec_of(prefill__resources=amd).prefill) is Accelerator.ROCM
     assert accelerator(spec_of(prefill__template={"nodeSelector": {"gpu": "b200"}}).prefill) is None
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("lmsysorg/sglang:v0.5.23", "0.5.23"),
+        ("lmsysorg/sglang:v0.5.23-cu129", "0.5.23"),
+        ("registry.local:5000/sglang:0.5.23.post1-runtime@sha256:00ff", "0.5.23.post1"),
+        ("lmsysorg/sglang:latest", None),
+        ("lmsysorg/sglang:dev-0.5.23", None),
+        ("registry.local:5000/sglang", None),
+    ],
+)
+def test_the_engines_version_is_read_from_its_images_tag(image: str, version: str | None) -> None:
+    assert engine_version(spec_of(engine={"type": "SGLang", "image": image})) == version
+    assert engine_version(spec_of(engine={"type": "SGLang", "image": image, "version": "v1.2.3"})) == "1.2.3"

@@ -123,15 +123,13 @@ def test_rdma_without_anything_that_brings_an_hca_is_refused_and_tcp_is_warned_a
     assert [f.rule for f in warned] == ["TCPFabric"]
 
 
-def test_sglang_with_our_backend_is_refused_by_name_until_its_plugin_exists() -> None:
+def test_sglang_with_our_backend_fits_and_its_nixl_plugin_can_not_be_chosen_yet() -> None:
     sglang = {"type": "SGLang", "image": "sg:1"}
-    spec = PDClusterSpec.model_validate(quickstart(engine=sglang))
-    (finding,) = [f for f in preflight(spec).findings if f.rule == "EngineNotSupportedYet"]
-    assert finding.status == "Fail"
-    assert "Reference" in finding.action and "NIXL or Mooncake" in finding.action
-    assert "EngineNotSupportedYet" in fails(engine={"image": "sg:1"})  # both fields at their defaults
-    for backend in ("NIXL", "Mooncake"):
-        assert "EngineNotSupportedYet" not in fails(engine=sglang, transfer__backend=backend)
+    assert fails(engine=sglang) == set()
+    assert fails(engine={"image": "sg:1"}) == set()  # both fields at their defaults
+    plugin = {"name": "LIBFABRIC"}
+    assert fails(engine=sglang, transfer__plugin=plugin) == {"EngineNotSupportedYet"}
+    assert "EngineNotSupportedYet" not in fails(engine=sglang, transfer__plugin=plugin, transfer__backend="NIXL")
 
 
 def test_fields_that_nothing_reads_yet_are_warned_about() -> None:
@@ -256,12 +254,18 @@ def test_another_version_than_the_one_that_is_known_is_warned_about() -> None:
         raw = quickstart(engine={"type": "SGLang", "image": "sg:1", "version": version}, transfer__backend="NIXL")
         return [f.rule for f in preflight(PDClusterSpec.model_validate(raw)).of("Warn")]
 
-    assert "EngineVersion" in warned("0.5.24")
-    assert "EngineVersion" not in warned("v0.5.23")
+    assert "V2" in warned("0.5.24")
+    assert "V2" not in warned("v0.5.23")
 
 
 def test_a_served_name_that_sglang_does_not_take_is_refused() -> None:
     assert [rule for rule, *_ in sglang(model__servedName="llama:7b")] == ["ServedName"]
+
+
+@pytest.mark.parametrize(("example", "code"), [("quickstart", 0), ("sglang", 0), ("does-not-fit", 1)])
+def test_examples_are_what_their_heads_say(example: str, code: int) -> None:
+    file = Path(__file__).parents[2] / "examples" / f"{example}.yaml"
+    assert main(["preflight", "-f", str(file)]) == code
 
 
 def test_several_nodes_per_replica_are_refused_for_now() -> None:

@@ -88,7 +88,7 @@ class FabricSpec(ApiModel):
 
 
 class PluginSpec(ApiModel):
-    """The NIXL backend under the transfer. The Reference engine has UCX with its defaults only."""
+    """The NIXL backend under the transfer. transfer.backend PDCluster has UCX with its defaults only, so far."""
 
     name: Annotated[str, StringConstraints(pattern="^[A-Z][A-Z0-9_]*$", max_length=64)] = Field(
         default="UCX", description="NIXL backend: UCX, or LIBFABRIC (EFA needs it)."
@@ -147,13 +147,13 @@ class TransferSpec(ApiModel):
 
     backend: Backend = Field(
         default=Backend.PDCLUSTER,
-        description="Who moves the KV: PDCluster (this project's module; in this version with the Reference engine "
-        "only), or SGLang's own NIXL or Mooncake, whose limits then apply in the fit check and whose peers the "
-        "operator does not wire. Mooncake runs over TCP where fabric.type is TCP.",
+        description="Who moves the KV: PDCluster (this project's module; in SGLang as a plugin that the operator puts "
+        "beside the unmodified image), or SGLang's own NIXL or Mooncake, whose limits then apply in the fit check and "
+        "whose peers the operator does not wire. Mooncake runs over TCP where fabric.type is TCP.",
     )
     image: Text | None = Field(
         default=None,
-        description="Image with the transfer sidecar. Defaults to the operator's own.",
+        description="Image with the transfer sidecar and SGLang's plugin. Defaults to the operator's own.",
     )
     plugin: PluginSpec = Field(default=PluginSpec(), description="The NIXL backend under the transfer.")
     strategy: TransferStrategy = Field(

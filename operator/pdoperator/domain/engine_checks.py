@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdoperator.api.spec import HostKVSpec, PDClusterSpec, PluginSpec, RoleSpec, TransferSpec
 from pdoperator.domain.engine_command import GB, own_args, whole_gb
 from pdoperator.domain.engine_flags import owned_flag
-from pdoperator.domain.facts import memory_limit
+from pdoperator.domain.facts import engine_version, memory_limit
 from pdoperator.domain.finding import Finding, fail, warn
 from pdoperator.domain.revision import role_spec
 from pdtransfer.contract.base import Backend, EngineType, Role
@@ -21,13 +21,12 @@ def engine_findings(spec: PDClusterSpec) -> list[Finding]:
     if spec.engine.type is EngineType.REFERENCE:
         return [*_not_of_reference(spec), *_without_our_backend(spec)]
     found = []
-    if spec.transfer.backend is Backend.PDCLUSTER:
+    if spec.transfer.backend is Backend.PDCLUSTER and spec.transfer.plugin != PluginSpec():
         found.append(
             fail(
                 "EngineNotSupportedYet",
-                "this version has no plugin that brings transfer.backend PDCluster into SGLang",
-                "Set spec.engine.type to Reference, or spec.transfer.backend to NIXL or Mooncake (SGLang's own: "
-                "launched and routed, not wired).",
+                "spec.transfer.plugin is set, but backend PDCluster has NIXL's UCX with its defaults only, so far",
+                "Remove spec.transfer.plugin, or set spec.transfer.backend to NIXL, whose limits then apply.",
             )
         )
     if spec.model.served_name and ":" in spec.model.served_name:
@@ -37,15 +36,6 @@ def engine_findings(spec: PDClusterSpec) -> list[Finding]:
                 f"spec.model.servedName is {spec.model.served_name!r}: SGLang keeps ':' for LoRA adapters and does not "
                 "start",
                 "Choose a name without ':'.",
-            )
-        )
-    if _version(spec) not in ("", READ_FROM):
-        found.append(
-            warn(
-                "EngineVersion",
-                f"spec.engine.version is {spec.engine.version}; flags, rules and the transfer plugin are those of "
-                f"SGLang {READ_FROM}",
-                f"Expect differences, or use SGLang {READ_FROM}.",
             )
         )
     for role in Role:
@@ -66,7 +56,7 @@ def _flags(spec: PDClusterSpec, role: Role) -> list[Finding]:
         name = problem.partition(":")[0]
         if has_variable(problem) or owned_flag(name) is not None:
             continue  # Only the pod knows the value, or it is refused anyway.
-        if name in theirs.unknown and _version(spec) != READ_FROM:
+        if name in theirs.unknown and engine_version(spec) != READ_FROM:
             action = f"Correct the flag, or leave it if the engine in {spec.engine.image} has it."
             found.append(warn("EngineFlag", f"{where}: {problem}; another version may have it", action))
         else:
@@ -84,10 +74,6 @@ def _value_refused(problem: str) -> Finding:
     flag = owned_flag(problem.partition(":")[0])
     field = flag.instead if flag is not None and flag.instead else "the spec"
     return fail("EngineFlag", f"{field}: {problem}. SGLang refuses to start", "Choose a value that the engine has.")
-
-
-def _version(spec: PDClusterSpec) -> str:
-    return (spec.engine.version or "").removeprefix("v")
 
 
 def _host_memory(side: RoleSpec, host: HostKVSpec | None, role: Role) -> list[Finding]:

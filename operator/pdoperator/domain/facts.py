@@ -3,6 +3,7 @@ environment that the operator composes from it, so that what is checked is what 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,9 @@ from pdtransfer.contract.sglang_cli import (
 
 _CAPABILITY = ("nvidia.com/gpu.compute.major", "nvidia.com/gpu.compute.minor")
 """Labels of NVIDIA's feature discovery on nodes."""
+_VENDORS = {"nvidia.com": Accelerator.NVIDIA, "amd.com": Accelerator.ROCM}
+"""Who makes the GPU, by the domain of its resource."""
+_TAG = re.compile(r":v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)(?:-[\w.-]+)?(?:@sha256:[0-9a-f]+)?$")
 
 
 def spec_geometry(spec: PDClusterSpec) -> ModelGeometry | None:
@@ -60,9 +64,22 @@ def memory_limit(side: RoleSpec) -> int | None:
 
 
 def accelerator(side: RoleSpec) -> Accelerator | None:
-    """GPU generation, where the role's node selector asks for one; None where it is not known."""
+    """GPU generation where the role's node selector asks for one, else whose GPU it asks for; None where it is not
+    known."""
     told = [side.template.node_selector.get(label, "") for label in _CAPABILITY]
-    return from_capability(int(told[0]), int(told[1])) if all(t.isdigit() for t in told) else None
+    if all(t.isdigit() for t in told):
+        return from_capability(int(told[0]), int(told[1]))
+    asked = {name.partition("/")[0] for name in side.resources.get("limits", {})}
+    return next((kind for domain, kind in _VENDORS.items() if domain in asked), None)
+
+
+def engine_version(spec: PDClusterSpec) -> str | None:
+    """Version of the engine as the spec states it, else as SGLang's image tag does (lmsysorg/sglang:v0.5.23-cu129);
+    None where neither tells."""
+    if spec.engine.version is not None:
+        return spec.engine.version.removeprefix("v")
+    found = _TAG.search(spec.engine.image) if spec.engine.type is EngineType.SGLANG else None
+    return found[1] if found else None
 
 
 def role_facts(spec: PDClusterSpec, role: Role, geometry: ModelGeometry | None = None) -> RoleFacts:
@@ -80,7 +97,7 @@ def role_facts(spec: PDClusterSpec, role: Role, geometry: ModelGeometry | None =
         {k: v for k, v in variables.items() if k not in hidden},
         unknown=hidden,
         geometry=shape,
-        engine_version=spec.engine.version,
+        engine_version=engine_version(spec),
         accelerator=accelerator(side),
     )
     return read.facts.model_copy(update={"host_memory": memory_limit(side)} | _nixl(spec, read.facts))
