@@ -23,7 +23,8 @@ from .oci import DEFAULT_PATH, Image, ImageConfig, Tree
 from .paths import Layout
 
 PROJECT_IMAGE = "pdcluster.local/pdcluster:dev"
-ENGINE_IMAGE = "pdcluster.local/sglang:cpu"
+ENGINE_IMAGE = "pdcluster.local/sglang:v0.5.23-cpu"
+"""Its tag tells SGLang's version, as the tags of SGLang's own images do."""
 BUSYBOX_IMAGE = "pdcluster.local/busybox:1"
 NONROOT = 65532
 

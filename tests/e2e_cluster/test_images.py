@@ -135,7 +135,9 @@ def test_an_engines_image_has_its_environment_as_root_and_nothing_of_this_projec
     folders = ProjectFolders(tmp_path / "engine", None)
     assert not any(folder.is_relative_to(Path(__file__).parents[2]) for folder in folders.shared(tmp_path / "pods"))
     image = image_set.engine_image(folders, tmp_path / "pods")
-    assert image.name == "pdcluster.local/sglang:cpu"
+    pinned = (Path(__file__).parents[2] / "hack/sglang/requirements.txt").read_text().splitlines()
+    (sglang,) = [line.partition("==")[2] for line in pinned if line.startswith("sglang==")]
+    assert image.name == f"pdcluster.local/sglang:v{sglang}-cpu"
     assert image.config.user == "0:0"
     assert f"PATH=/host{tmp_path}/pods/bin:" in image.config.environment[0]
 
