@@ -160,20 +160,24 @@ class Server:
         answer.raise_for_status()
         return dict(answer.json()["loads"][0])
 
-    def held(self) -> dict[str, int]:
-        """What is not zero of the requests it runs or queues and of the tokens its KV pool has lent."""
+    def held(self, after: float = 0.0) -> dict[str, int]:
+        """What is not zero of the requests it runs or queues and of the tokens its KV pool has lent; `unknown` where
+        it published nothing after that time (seconds since 1970)."""
         load = self.load()
+        if load["timestamp"] < after:
+            return {"unknown": 1}
         counts = {name: load[name] for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")}
         counts |= {k: v for k, v in load["disaggregation"].items() if k.endswith("_reqs")}
         return {name: count for name, count in counts.items() if count}
 
     def await_idle(self, seconds: float = 30.0) -> None:
-        """Until it holds nothing."""
-        until = time.monotonic() + seconds
-        while held := self.held():
+        """Until it holds nothing. SGLang publishes its load all the time when idle, and now and then only while it
+        decodes: what it published before this call says nothing."""
+        asked, until = time.time(), time.monotonic() + seconds
+        while held := self.held(asked):
             if time.monotonic() > until:
                 raise AssertionError(f"SGLang {self.setting.role} holds after {seconds:.0f} s: {held}\n{self.tail()}")
-            time.sleep(0.1)
+            time.sleep(0.2)
 
     def await_held(self, name: str, seconds: float = 30.0) -> None:
         """Until `held` shows this count."""
@@ -181,7 +185,7 @@ class Server:
         while name not in self.held():
             if time.monotonic() > until:
                 raise AssertionError(f"SGLang {self.setting.role} never showed {name}\n{self.tail()}")
-            time.sleep(0.02)
+            time.sleep(0.1)
 
     def members(self) -> dict[int, str]:
         """Its living processes: process id -> command line."""
