@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
 
 from kit_machine import environment
 from kit_model import make_model
-from kit_pair import NIXL_DRAM, PDCLUSTER
+from kit_pair import NIXL_DRAM, PDCLUSTER, Pair
 from reference_kit import Truth
-from sglang_compare_faults import Fault, faults_of
+from sglang_compare_faults import Fault, faults_on, other_fabric
 from sglang_compare_pairs import Measured, Work, measure
 from sglang_compare_report import fault_table, shape_table
 
@@ -69,13 +69,20 @@ def main() -> int:
         work = Work.of(Truth(model), model, asked.rounds, asked.cap)
         measured: list[Measured] = []
         faults: list[Fault] = []
+
+        def provoke(both: Pair) -> None:
+            faults.extend(faults_on(both, work, log))
+
         for backend in backends:
             for shape in shapes:
                 log(f"{backend}, TP {shape[0]} -> {shape[1]}")
-                measured.append(measure(work, scratch, backend, shape))
+                measured.append(
+                    measure(work, scratch, backend, shape, provoke if shape == (1, 1) and not asked.no_faults else None)
+                )
                 write(asked.json, work, measured, faults)
             if not asked.no_faults:
-                faults += faults_of(work, scratch, backend, log)
+                log(f"{backend}, fault: the fabric")
+                faults.append(other_fabric(work, scratch, backend))
                 write(asked.json, work, measured, faults)
     for line in (*shape_table(measured, work), "", *fault_table(faults, asked.cap)):
         print(line)

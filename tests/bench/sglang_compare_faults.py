@@ -16,9 +16,8 @@ from kit_pair import Pair, pair
 from kit_server import Server, running
 from sglang_compare_pairs import NEW, Work
 
-CHUNK = 64
-"""Small chunks, so that a fault hits a request whose KV is under way."""
-LONG = 3000
+LONG, BEGUN = 3800, 2
+"""Tokens of a prompt of four chunks; the fault comes when two of them are computed and KV is under way."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +31,17 @@ class Fault:
     then: str
 
 
-def faults_of(work: Work, scratch: Path, backend: str, log: Callable[[str], None]) -> list[Fault]:
-    """All of them on one pair of TP 1 -> 1, which is repaired after each."""
+def faults_on(both: Pair, work: Work, log: Callable[[str], None]) -> list[Fault]:
+    """Those of a running pair, which is repaired after each."""
     found: list[Fault] = []
-    folder = scratch / f"{backend.split()[0]}-faults"
-    folder.mkdir()
-    setting = replace(work.setting(backend), chunk=CHUNK)
-    with pair(setting, folder, 1, 1) as both:
-        long = (work.timed[0] * 4)[:LONG]
-        for name, provoke in FAULTS.items():
-            log(f"{backend}, fault: {name}")
-            try:
-                seconds, user, then = provoke(both, work, long)
-            except AssertionError as error:
-                seconds, user, then = None, "-", f"not provoked: {str(error).splitlines()[0]}"
-            found.append(Fault(backend, name, seconds, user, then))
-    log(f"{backend}, fault: {FABRIC}")
-    found.append(Fault(backend, FABRIC, *other_fabric(work, scratch / f"{backend.split()[0]}-fabric", backend)))
+    backend = both.decode.setting.backend
+    long = (work.timed[0] * 4)[:LONG]
+    for name, provoke in FAULTS.items():
+        log(f"{backend}, fault: {name}")
+        try:
+            found.append(Fault(backend, name, *provoke(both, work, long)))
+        except AssertionError as error:
+            found.append(Fault(backend, name, None, "-", f"not provoked: {str(error).splitlines()[0]}"))
     return found
 
 
@@ -118,7 +111,7 @@ def misfit_page(both: Pair, work: Work, long: list[int]) -> Outcome:
 
 def prefill_dies(both: Pair, work: Work, long: list[int]) -> Outcome:
     """Prefill's scheduler is killed in the middle of a request; prefill comes back on the same address."""
-    _, decode = begin_long(both, long, NEW, timeout=work.cap)
+    _, decode = begin_long(both, long, NEW, work.cap, BEGUN)
     answer = heard(decode.result, kill_scheduler(both.prefill))
     held = freed(both.decode, work)
     with repaired(both.prefill):
@@ -128,7 +121,7 @@ def prefill_dies(both: Pair, work: Work, long: list[int]) -> Outcome:
 
 def decode_dies(both: Pair, work: Work, long: list[int]) -> Outcome:
     """Decode's scheduler is killed in the middle of a request; decode comes back on the same address."""
-    prefill, decode = begin_long(both, long, NEW, timeout=work.cap)
+    prefill, decode = begin_long(both, long, NEW, work.cap, BEGUN)
     began = kill_scheduler(both.decode)
     answer, other = heard(decode.result, began), heard(prefill.result, began)
     held = freed(both.prefill, work)
@@ -148,8 +141,9 @@ FAULTS: dict[str, Callable[[Pair, Work, list[int]], Outcome]] = {
 FABRIC = "the fabric is not what was asked: UCX_NET_DEVICES names an RDMA adapter that is not there"
 
 
-def other_fabric(work: Work, folder: Path, backend: str) -> Outcome:
+def other_fabric(work: Work, scratch: Path, backend: str) -> Fault:
     """A pair of its own: does it start, does it serve, and does anything it prints say what moves its KV."""
+    folder = scratch / f"{backend.split()[0]}-fabric"
     folder.mkdir()
     prompt, expected = work.checked[2]
     asked = (("UCX_NET_DEVICES", "mlx5_0:1"),)
@@ -165,9 +159,9 @@ def other_fabric(work: Work, folder: Path, backend: str) -> Outcome:
                 if f'"output_ids":{json.dumps(expected, separators=(",", ":"))}' in answer.text
                 else told(answer)
             )
-            return known(answer), user, f"its output says: {spoken(servers)}"
+            return Fault(backend, FABRIC, known(answer), user, f"its output says: {spoken(servers)}")
     except AssertionError as error:
-        return time.monotonic() - began, "it does not start", str(error).splitlines()[-1][-200:]
+        return Fault(backend, FABRIC, time.monotonic() - began, "it does not start", str(error).splitlines()[-1][-200:])
 
 
 def spoken(servers: list[Server]) -> str:

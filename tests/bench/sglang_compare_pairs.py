@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,8 @@ CHECKED = (1, 15, 16, 17, 200, 1000)
 """Prompt lengths whose tokens are compared."""
 TIMED = 1024
 """Tokens of a timed prompt."""
-CHUNK = 4096
-"""No prompt is cut: the KV of a request goes in one piece, after prefill has computed it."""
+CHUNK = TIMED
+"""No timed prompt is cut: its KV goes in one piece, after prefill has computed it."""
 KV_TOKENS = 16384
 LATENCY, SIZE = "kv_transfer_latency_ms", "kv_transfer_total_mb"
 
@@ -84,8 +85,14 @@ class Measured:
         return f"{self.prefill_tp} -> {self.decode_tp}"
 
 
-def measure(work: Work, scratch: Path, backend: str, shape: tuple[int, int]) -> Measured:
-    """Start the pair, ask, stop it."""
+def measure(
+    work: Work,
+    scratch: Path,
+    backend: str,
+    shape: tuple[int, int],
+    afterwards: Callable[[Pair], None] | None = None,
+) -> Measured:
+    """Start the pair, ask, do what is to be done with it afterwards if it served, stop it."""
     found = Measured(backend, *shape)
     folder = scratch / f"{backend.split()[0]}-{shape[0]}-{shape[1]}"
     folder.mkdir()
@@ -94,6 +101,8 @@ def measure(work: Work, scratch: Path, backend: str, shape: tuple[int, int]) -> 
             found.start_seconds = max(both.prefill.start_seconds, both.decode.start_seconds)
             if _check(both, work, found):
                 _time(both, work, found)
+                if afterwards is not None:
+                    afterwards(both)
     except AssertionError as error:  # it did not start
         found.failed = found.failed or str(error).splitlines()[0]
     return found

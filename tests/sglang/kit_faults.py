@@ -56,12 +56,12 @@ def kill_scheduler(server: Server, rank: int = 0) -> float:
 
 
 def begin_long(
-    both: Pair, prompt: list[int], new: int, timeout: float
+    both: Pair, prompt: list[int], new: int, timeout: float, begun: int = BEGUN
 ) -> tuple[Future[httpx.Response], Future[httpx.Response]]:
-    """Send a long request to both; returns when prefill has computed some of its chunks and not all."""
+    """Send a long request to both; returns when prefill has computed `begun` of its chunks, and not all."""
     since = both.prefill.said()
     prefill, decode = both.begin(prompt, new, timeout)
-    both.prefill.await_output("Prefill batch", since, times=BEGUN)
+    both.prefill.await_output("Prefill batch", since, times=begun)
     if prefill.done() or decode.done():
         raise AssertionError(f"answered before the fault: {[f.result().text for f in (prefill, decode) if f.done()]}")
     return prefill, decode
