@@ -3,11 +3,16 @@ can not do is refused by the rule's name instead of killing a thread."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -17,6 +22,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
 
 from reference_kit import Running, Truth, await_healthy, launch
 
+from pdoperator.api.conditions import Reason
+from pdoperator.cli import main as pdcluster
+from pdoperator.domain.actions import ProbeEnd, StartProbe
+from pdoperator.domain.realprobe import ProbeOutcome, ProbeResult, Unit, remember
+from pdoperator.domain.realproof import prove
+from pdoperator.domain.settings import DecideSettings
+from pdoperator.pods.engine_probe import EngineProber
 from pdtransfer.engines.reference.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.nixl
@@ -94,3 +106,79 @@ def test_a_bootstrap_address_where_nobody_listens_is_an_error_at_once(
     *_, decode = engines
     answer = decode.generate([5], 1, bootstrap_host="127.0.0.1", bootstrap_port=1, bootstrap_room=next(_rooms))
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "PeerUnreachable")
+
+
+# The operator's proof by a real request, through these engines
+
+
+def end(engine: Running, name: str) -> ProbeEnd:
+    return ProbeEnd(name, f"uid-{name}", "127.0.0.1", port=engine.port)
+
+
+async def probe(prefill: Running, decode: Running, deadline: float = 60.0) -> ProbeResult:
+    told: asyncio.Queue[str] = asyncio.Queue()
+    prober = EngineProber(bootstrap_port=prefill.bootstrap_port)
+    prober.news = told.put_nowait
+    try:
+        prober.start("c", StartProbe(end(prefill, "p"), end(decode, "d"), deadline=deadline))
+        await asyncio.wait_for(told.get(), deadline + 30)
+        (result,) = prober.look("c").results
+        return result
+    finally:
+        await prober.close()
+
+
+async def test_the_operators_request_is_served_by_a_pair_that_works(
+    engines: tuple[Path, Running, Running, Running],
+) -> None:
+    _, prefill, decode, _ = engines
+    for _ in range(2):
+        result = await probe(prefill, decode)
+        assert result.outcome is ProbeOutcome.SERVED, result.message
+
+
+async def test_the_operators_request_fails_by_the_rules_name_where_the_backend_can_not_connect(
+    engines: tuple[Path, Running, Running, Running],
+) -> None:
+    _, prefill, decode, hosted = engines
+    result = await probe(prefill, hosted)
+    assert result.outcome is ProbeOutcome.FAILED
+    assert "decode d answers HTTP 503" in result.message and "F3" in result.message
+    # Neither engine is the worse for it.
+    assert (await probe(prefill, decode)).outcome is ProbeOutcome.SERVED
+
+
+async def test_a_prefill_that_stands_still_with_its_health_green_is_found_by_the_deadline(
+    engines: tuple[Path, Running, Running, Running],
+) -> None:
+    _, prefill, decode, _ = engines
+    ranks = [r["pid"] for r in prefill.info()["ranks"]]
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        assert prefill.get("/health").status_code == 200
+        results = [await probe(prefill, decode, deadline=2.0) for _ in range(2)]
+    finally:
+        for pid in ranks:
+            os.kill(pid, signal.SIGCONT)
+    assert {r.outcome for r in results} == {ProbeOutcome.TIMED_OUT}
+    unit = Unit(end(prefill, "p"), 0, 1, "r")
+    history = remember({}, [replace(r, at=float(i + 1)) for i, r in enumerate(results)])
+    proof = prove([unit], {"r": (end(decode, "d"),)}, history, DecideSettings())
+    assert proof.reason is Reason.REQUEST_FAILED and "no answer of" in proof.failed
+    # Both sides gave the requests up: the next one is served.
+    assert (await probe(prefill, decode)).outcome is ProbeOutcome.SERVED
+
+
+def test_preflight_reads_two_running_engines(
+    engines: tuple[Path, Running, Running, Running], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, prefill, decode, hosted = engines
+    found = {}
+    for name, other in (("fits", decode), ("hosted", hosted)):
+        urls = ["--server", other.url, "--server", prefill.url]
+        code = pdcluster(["preflight", *urls, "--model-config", str(model / "config.json"), "-o", "json"])
+        out = json.loads(capsys.readouterr().out)
+        found[name] = code, {f["rule"] for f in out["findings"] if f["status"] == "Fail"}
+        assert (out["prefill"]["facts"]["engine"], out["prefill"]["facts"]["tensor_parallel"]) == ("Reference", 2)
+    assert found == {"fits": (0, set()), "hosted": (1, {"F3"})}

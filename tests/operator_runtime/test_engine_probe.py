@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +33,7 @@ class FakeEngine:
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     connections: set[asyncio.Task[Any]] = field(default_factory=set)
     server: asyncio.Server | None = None
+    port: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -90,38 +90,25 @@ async def cuts(_: dict[str, Any]) -> tuple[int, bytes]:
     raise ConnectionResetError
 
 
-def free_port(*addresses: str) -> int:
-    """A port that is free on all of them."""
-    for _ in range(50):
-        with socket.socket() as first:
-            first.bind((addresses[0], 0))
-            port: int = first.getsockname()[1]
-            try:
-                for address in addresses[1:]:
-                    with socket.socket() as other:
-                        other.bind((address, port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no port is free on all addresses")
-
-
 class Pair:
-    """A prober, and two engines on the same port of two loopback addresses."""
+    """A prober and two engines."""
 
     def __init__(self) -> None:
-        self.port = free_port("127.0.0.2", "127.0.0.3")
-        self.prober = EngineProber(port=self.port, bootstrap_port=8998, chance=random.Random(1))
+        self.prober = EngineProber(bootstrap_port=8998, chance=random.Random(1))
         self.prefill, self.decode = FakeEngine("127.0.0.2", answers()), FakeEngine("127.0.0.3", answers())
         self.told: asyncio.Queue[str] = asyncio.Queue()
         self.prober.news = self.told.put_nowait
 
     async def start(self) -> None:
         for engine in (self.prefill, self.decode):
-            engine.server = await asyncio.start_server(engine.serve, engine.ip, self.port)
+            engine.server = await asyncio.start_server(engine.serve, engine.ip, 0)
+            engine.port = engine.server.sockets[0].getsockname()[1]
 
     def request(self, **changes: Any) -> StartProbe:
-        ends = ProbeEnd("p0", "up", self.prefill.ip), ProbeEnd("d0", "ud", self.decode.ip)
+        ends = (
+            ProbeEnd("p0", "up", self.prefill.ip, port=self.prefill.port),
+            ProbeEnd("d0", "ud", self.decode.ip, port=self.decode.port),
+        )
         return StartProbe(*ends, **({"deadline": 20.0} | changes))
 
     async def probe(self, **changes: Any) -> ProbeResult:
@@ -185,6 +172,12 @@ def test_the_room_chooses_the_attention_data_parallel_rank(size: int) -> None:
         ("prefill", answers(500, b"boom"), ProbeOutcome.FAILED, "prefill p0 answers HTTP 500: boom"),
         ("decode", answers(400, b""), ProbeOutcome.FAILED, "decode d0 answers HTTP 400: no text"),
         ("decode", answers(503, b"queue full"), ProbeOutcome.BUSY, "takes no request now (HTTP 503: queue full)"),
+        (
+            "decode",
+            answers(503, {"error": {"type": "PeerUnreachable"}}),
+            ProbeOutcome.FAILED,
+            "decode d0 answers HTTP 503",
+        ),
         ("prefill", answers(429, b""), ProbeOutcome.BUSY, "prefill p0 takes no request now"),
         ("decode", answers(401, b""), ProbeOutcome.UNAUTHORIZED, "wants an API key"),
         ("decode", answers(200, b"<html>"), ProbeOutcome.FAILED, "its answer can not be read"),

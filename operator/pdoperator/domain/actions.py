@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdoperator.api.names import PORT_ENGINE_HTTP
 from pdtransfer.contract.roster import Roster
 
 
@@ -105,6 +106,7 @@ class ProbeEnd:
     ip: str
     restarts: int = 0
     """Of its engine container: a restart in place is another incarnation."""
+    port: int = PORT_ENGINE_HTTP
 
     @property
     def incarnation(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pdoperator.api.names import PORT_BOOTSTRAP, PORT_ENGINE_HTTP
+from pdoperator.api.names import PORT_BOOTSTRAP
 from pdoperator.domain.actions import ProbeEnd, StartProbe
 from pdoperator.domain.realprobe import ProbeOutcome, ProbeResult, ProbesSeen
 from pdoperator.pods.http import BodyTooLarge, origin, read_limited
@@ -49,6 +49,18 @@ class _Generated(BaseModel):
     output_ids: list[int] | None = None
 
 
+class _Error(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    type: str
+
+
+class _Refused(BaseModel):
+    """An error answer of Reference."""
+
+    model_config = ConfigDict(extra="ignore")
+    error: _Error
+
+
 @dataclass(frozen=True)
 class _Answer:
     """Of one engine: its outcome, and what it said where it did not serve."""
@@ -67,7 +79,7 @@ def judge(status: int, body: bytes, *, decode: bool) -> _Answer:
     """What an engine's answer says. Decode must have made both tokens; prefill's own answer needs no more than 200."""
     if status in (401, 403):
         return _Answer(ProbeOutcome.UNAUTHORIZED, f"answers HTTP {status}: it wants an API key, the operator has none")
-    if status in (429, 503):
+    if status in (429, 503) and not _about_its_peer(body):
         return _Answer(ProbeOutcome.BUSY, f"takes no request now (HTTP {status}: {_short(body)})")
     if status != 200:
         return _Answer(ProbeOutcome.FAILED, f"answers HTTP {status}: {_short(body)}")
@@ -88,6 +100,14 @@ def judge(status: int, body: bytes, *, decode: bool) -> _Answer:
     return _Answer(ProbeOutcome.SERVED)
 
 
+def _about_its_peer(body: bytes) -> bool:
+    """Whether an error is about the other side (Reference answers those with 503 too, since another pod may serve)."""
+    try:
+        return _Refused.model_validate_json(body).error.type.startswith("Peer")
+    except ValidationError:
+        return False
+
+
 def _short(body: bytes) -> str:
     return " ".join(body[:200].decode(errors="replace").split()) or "no text"
 
@@ -99,12 +119,11 @@ class EngineProber:
     def __init__(
         self,
         *,
-        port: int = PORT_ENGINE_HTTP,
         bootstrap_port: int = PORT_BOOTSTRAP,
         now: Callable[[], float] = time.time,
         chance: random.Random | None = None,
     ) -> None:
-        self._port, self._bootstrap_port, self._now = port, bootstrap_port, now
+        self._bootstrap_port, self._now = bootstrap_port, now
         self._chance = chance or random.SystemRandom()
         # Requests have deadlines of their own; the pool must not add one.
         self._client = httpx.AsyncClient(trust_env=False, timeout=httpx.Timeout(None, connect=5.0))
@@ -205,7 +224,7 @@ class EngineProber:
             await _end(sides)
 
     async def _ask(self, end: ProbeEnd, side: str, body: dict[str, Any], *, decode: bool) -> _Answer:
-        url = origin("http", end.ip, self._port) + "/generate"
+        url = origin("http", end.ip, end.port) + "/generate"
         try:
             async with self._client.stream("POST", url, json=body) as response:
                 data = await read_limited(response, ANSWER_BYTES)
@@ -226,7 +245,7 @@ class EngineProber:
 
         async def abort(end: ProbeEnd) -> None:
             with suppress(httpx.HTTPError):
-                url = origin("http", end.ip, self._port) + "/abort_request"
+                url = origin("http", end.ip, end.port) + "/abort_request"
                 await self._client.post(url, json={"rid": rid}, timeout=ABORT_SECONDS)
 
         await asyncio.gather(abort(request.prefill), abort(request.decode))
