@@ -26,6 +26,7 @@ def test_a_real_prefill_answer() -> None:
     assert read.role is Role.PREFILL and facts.role is Role.PREFILL and read.problems == ()
     assert (facts.engine, facts.engine_version, facts.observed) == (EngineType.SGLANG, "0.5.23", True)
     assert facts.backend is Backend.NIXL
+    assert facts.resolved  # nothing is worked out again that SGLang has decided
     assert (facts.tensor_parallel, facts.attention_tp, facts.page_size) == (2, 2, 16)
     assert (facts.kv_dtype, facts.model_dtype, facts.chunked_prefill_size) == ("auto", "auto", 256)
     assert facts.max_total_tokens == 4096 and facts.bootstrap_port == 31721

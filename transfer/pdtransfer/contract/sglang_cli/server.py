@@ -63,6 +63,7 @@ def server_facts(
         "engine": engine,
         "engine_version": _optional(info, "version", str),
         "observed": True,
+        "resolved": engine is EngineType.SGLANG,
         "geometry": geometry,
         "max_total_tokens": _optional(info, "max_total_num_tokens", int),
         "route_registered": route_registered,
