@@ -95,7 +95,6 @@ class UnitSeen:
     silent: int = 0
     ended_at: float = 0.0
     served_at: float = 0.0
-    seconds: float = 0.0
     open: str = ""
 
 
@@ -116,9 +115,7 @@ def _after(seen: UnitSeen, result: ProbeResult) -> UnitSeen:
     tried = replace(seen.pairs.get(decode, Tried()), tried_at=result.at)
     if result.outcome is ProbeOutcome.SERVED:
         tried = Tried(served_at=result.at, tried_at=result.at)
-        seen = replace(
-            seen, failures=0, silent=0, ended_at=result.at, served_at=result.at, seconds=result.seconds, open=""
-        )
+        seen = replace(seen, failures=0, silent=0, ended_at=result.at, served_at=result.at, open="")
     elif result.outcome.evidence:
         tried = replace(tried, failures=tried.failures + 1, message=result.message)
         seen = replace(seen, failures=seen.failures + 1, silent=0, ended_at=result.at, open="")
