@@ -84,10 +84,11 @@ def make_reconciler(
     decide: Decide = small_decide,
     may_act: Callable[[], bool] = lambda: True,
     now: Callable[[], float] = lambda: NOW,
+    prober: EngineProber | None = None,
 ) -> Reconciler:
     """A reconciler over the fake, with a CA of its own."""
     keys = Credentials(AUTHORITY, lambda: NOW)
-    sidecars, routers, prober = SidecarClient(keys.client_context), RouterClient(), EngineProber()
+    sidecars, routers, prober = SidecarClient(keys.client_context), RouterClient(), prober or EngineProber()
     events = EventRecorder(kube)
     executor = KubeExecutor(kube, keys, events, lambda: NOW)
     return Reconciler(

@@ -10,11 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from runtime_world import NOW, make_reconciler, pdcluster
 
-from pdoperator.domain.actions import ProbeEnd, StartProbe
-from pdoperator.domain.realprobe import ProbeOutcome, ProbeResult
+from pdoperator.domain.actions import Decision, Memory, ProbeEnd, StartProbe
+from pdoperator.domain.observed import Observed
+from pdoperator.domain.realprobe import ProbeOutcome, ProbeResult, ProbesSeen
+from pdoperator.domain.settings import DecideSettings
+from pdoperator.kube.fake import FakeKube
 from pdoperator.pods import engine_probe
 from pdoperator.pods.engine_probe import EngineProber, judge
+from pdoperator.runtime.carried import ClusterState
 
 UID = "cluster"
 GOOD = {"text": "x", "output_ids": [5, 6], "meta_info": {"completion_tokens": 2, "finish_reason": {"type": "length"}}}
@@ -268,6 +273,25 @@ async def test_an_error_of_the_operators_own_is_no_evidence_and_the_next_probe_c
         result = await pair.probe()
     assert result.outcome is ProbeOutcome.UNREACHABLE and "RuntimeError" in result.message
     assert (await pair.probe()).outcome is ProbeOutcome.SERVED
+
+
+async def test_a_look_starts_a_probe_and_the_look_that_it_wakes_sees_the_result(pair: Pair) -> None:
+    kube = FakeKube(now=lambda: NOW)
+    meta = kube.put(pdcluster())["metadata"]
+    seen: list[ProbesSeen] = []
+
+    def decide(observed: Observed, memory: Memory, settings: DecideSettings) -> Decision:
+        seen.append(observed.probes)
+        return Decision((pair.request(),) if len(seen) == 1 else (), None, memory, 5.0)
+
+    reconciler = make_reconciler(kube, decide, prober=pair.prober)
+    state = ClusterState(meta["namespace"], meta["name"], meta["uid"])
+    await reconciler.once(state)
+    assert await asyncio.wait_for(pair.told.get(), 30) == meta["uid"]
+    await reconciler.once(state)
+    assert seen[0] == ProbesSeen()
+    assert [r.outcome for r in seen[1].results] == [ProbeOutcome.SERVED] and seen[1].running == ()
+    await reconciler.forget(meta["uid"])
 
 
 def test_an_answer_without_token_ids_counts_by_its_own_count() -> None:
