@@ -12,6 +12,6 @@ trap 'rm -rf "$tools"' EXIT INT TERM
 set -a
 . hack/sglang/cpu.env
 set +a
-export PYTHONPATH="$tools:$root/transfer:$root"
+export PYTHONPATH="$tools:$root/transfer:$root/operator:$root"
 [ $# -gt 0 ] || set -- tests/sglang
 "$env/bin/python" -m pytest -p no:cacheprovider -p pytest_timeout "$@"
