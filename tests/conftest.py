@@ -5,9 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parent))  # for free_ports; importlib mode adds no folder
 
 
 @functools.cache

@@ -22,6 +22,13 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pl
     return where
 
 
+@pytest.fixture(autouse=True)
+def short_probes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe times each shape of WRITE several times: once is enough where the rates are not the subject."""
+    if request.path.name != "test_calibration.py":
+        monkeypatch.setattr("pdtransfer.session.scratch_moves.ROUNDS", (1, 1))
+
+
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Endpoints over the fake agent, in the test's place if it has one; closed at the end."""

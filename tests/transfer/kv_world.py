@@ -12,7 +12,7 @@ from places import HOST, Place, address_of
 
 from pdtransfer.agent.fake import FakeAgent, FakeHub
 from pdtransfer.agent.nixl import NixlAgent
-from pdtransfer.agent.port import AgentPort
+from pdtransfer.agent.port import AgentPort, Descriptors
 from pdtransfer.contract.base import EngineType, Role
 from pdtransfer.contract.card import EngineFacts, RankCard
 from pdtransfer.contract.fingerprint import ModelIdentity
@@ -27,7 +27,8 @@ HEADS = 4
 TOKENS = 4
 DIMS = {"K": 8, "V": 16}
 BOOTSTRAP = "127.0.0.1:8998"
-QUICK = Timeouts(waiting=3.0, transfer=3.0, settle=0.3, connect=1.0, probe=5.0)
+QUICK = Timeouts(waiting=20.0, transfer=20.0, settle=0.3, connect=5.0, probe=15.0)
+"""Long enough for a machine that stands still for seconds: a test whose subject is a deadline has its own."""
 
 
 @dataclass
@@ -177,7 +178,13 @@ class World:
             if self.place.gpu:
                 return NixlAgent(name, net_devices="lo")
             made.append(self.hub.agent(name))
+            made[-1].spares = probes
             return made[-1]
+
+        def probes(local: Descriptors) -> bool:
+            """What begins or ends in scratch: probes and the copy within the rank. A rank that is made has no peer."""
+            scratch = rank.endpoint._wiring.prober.scratch
+            return scratch.address <= int(local[0, 0]) < scratch.address + scratch.memory.nbytes
 
         emulated = self.place.emulated and memory != "DRAM"
         filled = card(template(role, pool, incarnation or f"{role.value}-1", emulated=emulated))
@@ -199,7 +206,7 @@ class World:
             for rank in mine:
                 rank.endpoint.apply_peers(peers_of(rank.endpoint.card, [o.endpoint.card for o in others]))
         for rank in (*prefill, *decode) if wait else ():
-            assert rank.endpoint.wait_wired(10), rank.endpoint.verdicts
+            assert rank.endpoint.wait_wired(30), rank.endpoint.verdicts
 
     def close(self) -> None:
         threads = [threading.Thread(target=r.endpoint.close) for r in self.ranks]
@@ -209,14 +216,21 @@ class World:
             thread.join(10)
 
 
-def until(condition: Callable[[], object], timeout: float = 5.0) -> bool:
-    """True as soon as `condition` holds, False after `timeout` seconds."""
+def until(condition: Callable[[], object], timeout: float = 20.0) -> bool:
+    """True as soon as `condition` holds, False after `timeout` seconds. Generous: only a failure takes so long."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         if condition():
             return True
         time.sleep(0.005)
     return bool(condition())
+
+
+def handled(rank: Rank) -> None:
+    """Return once the rank's thread has done what was asked of it so far."""
+    done = threading.Event()
+    rank.endpoint._core.call(done.set)
+    assert done.wait(20), "the rank's thread does nothing"
 
 
 def ask(rank: Rank, room: int, pages: Sequence[int], *, first_page: int = 0, attempt: int = 0) -> ReceiveTransfer:

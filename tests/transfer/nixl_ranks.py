@@ -75,7 +75,7 @@ class RankProcess:
         self.process.stdin.write(json.dumps({"do": do, **values}) + "\n")
         self.process.stdin.flush()
 
-    def answer(self, timeout: float = 30) -> dict:
+    def answer(self, timeout: float = 60) -> dict:
         return json.loads(self._lines.get(timeout=timeout))
 
     def ask(self, do: str, **values: object) -> dict:

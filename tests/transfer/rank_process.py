@@ -14,7 +14,9 @@ import json
 import logging
 import os
 import random
+import signal
 import sys
+import threading
 import time
 
 from kv_world import BOOTSTRAP, READY, TOKENS, Pool, template
@@ -53,6 +55,7 @@ def main() -> None:
 
     say(card=endpoint.card.model_dump_json())
     transfers: dict[int, object] = {}
+    never = threading.Event()
     for line in sys.stdin:
         command = json.loads(line)
         do = command.pop("do")
@@ -74,7 +77,8 @@ def main() -> None:
             sender = endpoint.send(room=room, tokens=len(pages) * TOKENS - 1)
             step = max(1, len(pages) // 8)
             for i in range(0, len(pages), step):
-                sender.chunk(pages[i : i + step], i, READY)
+                last = i + step >= len(pages)  # `hold`: it is never ready, so the transfer can not be over too early
+                sender.chunk(pages[i : i + step], i, never if last and command.get("hold") else READY)
             sender.finish(b"room %d" % room)
             transfers[room] = sender
             say(ok=True)
@@ -121,6 +125,15 @@ def main() -> None:
                 int((a.view("uint8") != value).reshape(len(a), -1).any(axis=1).sum()) for a in pool.arrays.values()
             ]
             say(others=sum(others))
+        elif do == "stop":
+            # Stop process `pid` once some of the pages hold something else. Asked from outside and looked at page
+            # by page, that would come too late: everything is written within some hundred milliseconds.
+            until, landed = time.monotonic() + 20, 0
+            firsts = [a.view("uint8").reshape(len(a), -1)[:: command["every"], 0] for a in pool.arrays.values()]
+            while landed < command["least"] and time.monotonic() < until:
+                landed = sum(int((f != command["value"]).sum()) for f in firsts)
+            os.kill(command["pid"], signal.SIGSTOP)
+            say(landed=landed, of=sum(map(len, firsts)))
         elif do == "counters":
             say(**endpoint.counters, agent=endpoint.card.generation, failed=str(endpoint.failed or ""))
         elif do == "verdicts":

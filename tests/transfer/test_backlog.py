@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from pdtransfer.mover.window import PEER_HANDLES
 from pdtransfer.session.api import Timeouts, TransferState
 
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
-PATIENT = Timeouts(waiting=120, transfer=120, settle=1, connect=10, probe=10)
+MANY = int(os.environ.get("PD_BACKLOG", "2000"))
+"""Requests at once; CI has 5000."""
+PATIENT = Timeouts(waiting=120, transfer=120, settle=1, connect=30, probe=60)
 PAGE_BYTES = sum(DIMS.values()) * TOKENS * HEADS * LAYERS * 2
 """Of one prompt page over all regions, at TP 1."""
 
@@ -37,8 +40,8 @@ class Peaks:
 
 
 @pytest.mark.timeout(300)
-def test_five_thousand_requests_that_wait_for_prefill_all_end_in_bounded_memory(world: World) -> None:
-    count = 5000
+def test_thousands_of_requests_that_wait_for_prefill_all_end_in_bounded_memory(world: World) -> None:
+    count = MANY
     (prefill,), (decode,) = world.pair(timeouts=PATIENT, pages=count, window_bytes=8 * PAGE_BYTES, window_ops=8)
     prefill.agent.faults.delay_polls = 1  # something is in flight when another turn begins
     peaks, before = Peaks(prefill), resident()
@@ -61,8 +64,9 @@ def test_five_thousand_requests_that_wait_for_prefill_all_end_in_bounded_memory(
     assert 0 < peaks.handles <= min(8, PEER_HANDLES) and peaks.nbytes <= 8 * PAGE_BYTES
     assert until(lambda: prefill.endpoint.inflight == decode.endpoint.inflight == 0)
     for rank in (prefill, decode):
-        assert until(lambda rank=rank: len(rank.endpoint._core._tasks) < 10)
-        assert not rank.endpoint._core.mover.handles_in_flight and not rank.endpoint._core.active
+        core = rank.endpoint._core
+        assert until(lambda core=core: len(core._tasks) < 10)
+        assert until(lambda core=core: not core.mover.handles_in_flight and not core.active)
 
 
 def test_requests_beyond_the_staging_slots_wait_for_them_and_none_fails(world: World) -> None:
@@ -84,8 +88,8 @@ def test_requests_beyond_the_staging_slots_wait_for_them_and_none_fails(world: W
 
 
 def test_thousands_of_requests_that_prefill_never_serves_end_by_their_deadline(world: World) -> None:
-    count = 2000
-    short = Timeouts(waiting=2.0, transfer=2.0, settle=0.2, connect=10, probe=10)
+    count = MANY // 2
+    short = Timeouts(waiting=2.0, transfer=2.0, settle=0.2, connect=30, probe=60)
     (prefill,), (decode,) = world.pair(timeouts=short, pages=count)
     receivers = [ask(decode, i + 1, [i]) for i in range(count)]
     began = time.monotonic()

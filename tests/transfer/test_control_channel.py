@@ -22,7 +22,8 @@ from kv_world import BOOTSTRAP, READY, TOKENS, until
 
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.verdict import VerdictState
-from pdtransfer.session.api import TransferState
+from pdtransfer.session import channel
+from pdtransfer.session.api import Timeouts, TransferState
 from pdtransfer.session.frames import HEADER, MAX_FRAME, Done, FrameError, Hello, Request, decode, encode
 
 NAME = "pod.pdcluster.internal"
@@ -77,13 +78,13 @@ def test_mutual_tls_wires_and_moves(world, tmp_path):
     prefill = world.rank(Role.PREFILL, tls_dir=ca.issue(tmp_path / "p"))
     decode = world.rank(Role.DECODE, tls_dir=ca.issue(tmp_path / "d"))
     introduce(prefill, decode)
-    assert decode.endpoint.wait_wired(5), decode.endpoint.verdicts
+    assert decode.endpoint.wait_wired(20), decode.endpoint.verdicts
     receiver = decode.endpoint.receive(room=1, attempt=0, bootstrap=BOOTSTRAP, pages=[2], tokens=TOKENS)
     prefill.pool.fill(1, [1])
     sender = prefill.endpoint.send(room=1, tokens=TOKENS)
     sender.chunk([1], 0, READY)
     sender.finish(b"")
-    assert receiver.wait(3) is TransferState.SUCCESS and decode.pool.holds(1, [2])
+    assert receiver.wait(10) is TransferState.SUCCESS and decode.pool.holds(1, [2])
 
 
 @pytest.mark.parametrize("fault", ["decode has another CA", "prefill has another CA", "wrong name"])
@@ -113,7 +114,8 @@ def test_a_pod_of_another_pdcluster_under_the_same_ca_is_refused_even_with_a_ros
 
 @pytest.mark.parametrize("change", ["agent_name", "incarnation", "layout_hash", "pod_uid"])
 def test_a_rank_can_not_pass_for_a_rostered_one_without_all_of_its_identity(world, change):
-    prefill, decode = world.rank(Role.PREFILL), world.rank(Role.DECODE)
+    quiet = Timeouts(waiting=60, transfer=60, settle=60, connect=1, probe=60)  # the forger is dropped soon
+    prefill, decode = world.rank(Role.PREFILL, timeouts=quiet), world.rank(Role.DECODE)
     prefill.endpoint.apply_peers([decode.endpoint.card])
     assert until(lambda: prefill.endpoint.verdicts)
     card = decode.endpoint.card
@@ -138,7 +140,8 @@ def decode_frame(data: bytes):
     return decode(data[HEADER.size : HEADER.size + size])
 
 
-def test_a_ca_that_was_rotated_out_is_trusted_no_more(world, tmp_path):
+def test_a_ca_that_was_rotated_out_is_trusted_no_more(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(channel.renew, "__defaults__", (0.1,))
     old, new = Authority(), Authority()
     folder = tmp_path / "p"
     prefill = world.rank(Role.PREFILL, tls_dir=old.issue(folder))
@@ -148,7 +151,7 @@ def test_a_ca_that_was_rotated_out_is_trusted_no_more(world, tmp_path):
         context = ssl.create_default_context(cafile=str(ca))
         context.load_cert_chain(client / "tls.crt", client / "tls.key")
         try:
-            with socket.create_connection((host, int(port)), timeout=3) as plain:
+            with socket.create_connection((host, int(port)), timeout=20) as plain:
                 end = context.wrap_socket(plain, server_hostname=NAME)
                 end.sendall(encode(STRANGER))
                 return len(end.recv(100)) > 0
@@ -159,7 +162,7 @@ def test_a_ca_that_was_rotated_out_is_trusted_no_more(world, tmp_path):
     new.issue(tmp_path / "new")
     assert greeted(tmp_path / "old", tmp_path / "old" / "ca.crt")
     new.issue(folder)
-    assert until(lambda: greeted(tmp_path / "new", tmp_path / "new" / "ca.crt"), 12)
+    assert until(lambda: greeted(tmp_path / "new", tmp_path / "new" / "ca.crt"))
     assert not greeted(tmp_path / "old", tmp_path / "new" / "ca.crt")
 
 
@@ -184,7 +187,7 @@ def test_a_client_without_certificate_or_without_tls_gets_nothing(world, tmp_pat
     hello = encode(STRANGER)
     context = ssl.create_default_context(cafile=str(tmp_path / "p" / "ca.crt"))
     for wrap in (False, True):
-        with socket.create_connection((host, int(port)), timeout=3) as plain:
+        with socket.create_connection((host, int(port)), timeout=20) as plain:
             try:
                 end = context.wrap_socket(plain, server_hostname=NAME) if wrap else plain
                 end.sendall(hello)
@@ -198,7 +201,7 @@ def test_a_client_without_certificate_or_without_tls_gets_nothing(world, tmp_pat
 def talk(rank, data: bytes) -> bytes:
     """What a raw client gets back until the endpoint ends the connection."""
     host, port = rank.endpoint.card.control.split(":")
-    with socket.create_connection((host, int(port)), timeout=4) as end:
+    with socket.create_connection((host, int(port)), timeout=30) as end:
         end.sendall(data)
         got = b""
         try:
@@ -227,9 +230,10 @@ def test_bytes_that_are_no_hello_end_the_connection_and_harm_nobody(world, data)
 
 
 def test_a_silent_client_is_dropped_after_the_connect_deadline(world):
-    rank = world.rank(Role.PREFILL)  # connect deadline 1 s
+    long = Timeouts(waiting=60, transfer=60, settle=60, connect=1, probe=60)
+    rank = world.rank(Role.PREFILL, timeouts=long)
     began = time.monotonic()
-    assert talk(rank, b"") == b"" and time.monotonic() - began < 2.5
+    assert talk(rank, b"") == b"" and 0.9 < time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize(
@@ -255,7 +259,7 @@ def test_a_rostered_peer_that_sends_rubbish_loses_its_connection_and_comes_back(
     rubbish = HEADER.pack(7) + b"rubbish"
     decode_rank.endpoint._core.call(lambda: peer.channel._writer.write(rubbish))
     assert until(lambda: prefill.endpoint.counters.get("frame_errors", 0) == 1)
-    assert until(lambda: decode_rank.endpoint.wait_wired(5))
+    assert until(lambda: decode_rank.endpoint.wait_wired(20))
     assert prefill.endpoint.failed is None
 
 

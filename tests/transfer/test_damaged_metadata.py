@@ -39,10 +39,10 @@ def test_damaged_metadata_never_reaches_the_agent_and_the_whole_card_wires_after
     assert (verdict.state, verdict.reason) == (VerdictState.REFUSED, "BrokenSeal") and "damaged" in verdict.message
     assert loaded == []
     decode.endpoint.apply_peers([prefill.endpoint.card])
-    assert decode.endpoint.wait_wired(5), decode.endpoint.verdicts
+    assert decode.endpoint.wait_wired(20), decode.endpoint.verdicts
     receiver = ask(decode, 1, [4])
     give(prefill, 1, [1])
-    assert receiver.wait(3) is TransferState.SUCCESS
+    assert receiver.wait(10) is TransferState.SUCCESS
 
 
 @pytest.mark.parametrize("seed", range(8))

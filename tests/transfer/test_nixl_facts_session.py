@@ -22,6 +22,7 @@ SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
 @pytest.fixture(autouse=True)
 def probe_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdtransfer.session.wiring.REPROBE", 0.05)
+    monkeypatch.setattr("pdtransfer.session.wiring.LOST", 0.05)
 
 
 def spy(agent: Any, name: str) -> list[tuple[Any, ...]]:

@@ -67,15 +67,13 @@ def stop_in_mid_write(prefill: RankProcess, decode: RankProcess, room: int, seed
     decode.ask("paint", value=CANARY)
     decode.ask("receive", room=room, first=0, count=PAGES, shuffle=seed, **where)
     prefill.ask("send", room=room, first=0, count=PAGES, shuffle=seed + 1)
-    until = time.monotonic() + 5
-    while decode.ask("painted", value=CANARY)["others"] <= 200:
-        assert time.monotonic() < until
-    os.kill(prefill.process.pid, signal.SIGSTOP)
+    at_stop = decode.ask("stop", pid=prefill.process.pid, value=CANARY, every=61, least=4)
     stopped = time.monotonic()
+    assert at_stop["landed"] >= 4, at_stop
     landed = decode.ask("painted", value=CANARY)["others"]
-    failed = decode.ask("wait", room=room, timeout=12)
+    failed = decode.ask("wait", room=room, timeout=25)
     assert failed["state"] == "Failed" and failed["kind"] in ("DeadlineExceeded", "PeerUnreachable"), failed
-    assert time.monotonic() - stopped < 8
+    assert time.monotonic() - stopped < 15  # and not `quarantine` or anything else that is longer
     assert landed < 4 * PAGES, "it had written everything"
     return failed
 
@@ -90,17 +88,20 @@ def releasable(decode: RankProcess, room: int, timeout: float) -> bool:
 
 
 def late_pages(prefill: RankProcess, decode: RankProcess, go_on: bool = True) -> int:
-    """The pages are reused, the source goes on: how many of them hold another byte 2 s later."""
+    """The pages are reused, the source goes on: how many of them hold another byte once its writes have ended."""
     decode.ask("paint", value=CANARY)
     if go_on:
         os.kill(prefill.process.pid, signal.SIGCONT)
-    time.sleep(2)
+        until = time.monotonic() + 2  # those that errored never end, as far as it knows
+        while prefill.ask("counters")["inflight"] and time.monotonic() < until:
+            time.sleep(0.05)
+    time.sleep(0.5)
     return int(decode.ask("painted", value=CANARY)["others"])
 
 
 def serves(prefill: RankProcess, decode: RankProcess, room: int, whole: bool = True, **where: object) -> None:
     """`whole`: every decode rank that prefill waits for is here."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while True:  # the source may have to load the peer anew first
         decode.ask("receive", room=room, pages=[7, 3], **where)
         prefill.ask("send", room=room, pages=[1, 2])
@@ -124,7 +125,7 @@ def test_late_bytes_land_until_the_source_has_acknowledged_and_none_after_that(r
         assert not failed["releasable"] and not releasable(decode, room, 0.5)
         late = late_pages(prefill, decode)
         print(f"{NAMES[tls]}: {late} region pages landed late")
-        assert releasable(decode, room, 15)
+        assert releasable(decode, room, 30)
         assert late_pages(prefill, decode, go_on=False) == 0
         serves(prefill, decode, 100 + room)
         if late:
@@ -140,7 +141,7 @@ def test_a_source_that_is_killed_while_it_is_stopped_is_seen_dead_and_nothing_la
     failed = stop_in_mid_write(prefill, decode, 1)
     assert not failed["releasable"] and not releasable(decode, 1, 1.0)
     prefill.process.kill()
-    assert releasable(decode, 1, 15)
+    assert releasable(decode, 1, 30)
     assert late_pages(prefill, decode, go_on=False) == 0
     counters = decode.ask("counters")
     assert counters["quarantine_released{fence=source_end}"] == 1 and counters["quarantined_bytes"] == 0
@@ -150,14 +151,14 @@ def test_a_source_that_is_killed_while_it_is_stopped_is_seen_dead_and_nothing_la
 def test_a_source_that_stays_stopped_is_fenced_by_a_new_agent_and_nothing_lands_when_it_goes_on(ranks, tls):
     prefill, decode = pair(ranks, tls, SOON)
     stop_in_mid_write(prefill, decode, 1)
-    assert releasable(decode, 1, 15)
+    assert releasable(decode, 1, 30)
     counters = decode.ask("counters")
     assert counters["agent"] == 1 and counters["quarantine_released{fence=rotation}"] == 1, counters
     assert prefill.process.poll() is None
     assert late_pages(prefill, decode) == 0
     serves(prefill, decode, 2)
     assert prefill.ask("wait", room=1, timeout=5)["state"] == "Failed"
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while prefill.ask("counters")["inflight"]:
         assert time.monotonic() < until, prefill.ask("counters")
     assert decode.ask("close") == {"closed": True}
@@ -166,11 +167,11 @@ def test_a_source_that_stays_stopped_is_fenced_by_a_new_agent_and_nothing_lands_
 def test_over_cma_a_new_agent_is_no_fence_so_the_pages_wait_for_the_source(ranks):
     prefill, decode = pair(ranks, CMA, SOON, quarantine_cap=1 << 30)
     failed = stop_in_mid_write(prefill, decode, 1)
-    assert not failed["releasable"] and not releasable(decode, 1, 3.0)
+    assert not failed["releasable"] and not releasable(decode, 1, 2.0)
     counters = decode.ask("counters")
     assert counters["agent"] == 0 and counters["failed"] == ""
     os.kill(prefill.process.pid, signal.SIGCONT)
-    assert releasable(decode, 1, 15)
+    assert releasable(decode, 1, 30)
     assert late_pages(prefill, decode, go_on=False) == 0
     serves(prefill, decode, 2)
 
@@ -179,7 +180,7 @@ def test_over_cma_too_much_quarantine_for_too_long_ends_the_rank_by_name(ranks):
     """The last resort: the end of the process is a fence over every transport."""
     prefill, decode = pair(ranks, CMA, SOON, quarantine_cap=1 << 20)
     stop_in_mid_write(prefill, decode, 1)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while not (told := decode.ask("counters")["failed"]):
         assert time.monotonic() < until
     assert "QuarantineOverflow" in told and "none can fence" in told
@@ -193,7 +194,7 @@ def test_staged_a_late_write_hits_slots_only_and_they_are_free_after_a_new_agent
     failed = stop_in_mid_write(prefill, decode, 1)
     assert failed["releasable"]
     assert decode.ask("counters")["quarantined_bytes"] > 0 or decode.ask("counters")["agent"] == 1
-    until = time.monotonic() + 15
+    until = time.monotonic() + 30
     while decode.ask("counters")["quarantined_bytes"]:
         assert time.monotonic() < until, decode.ask("counters")
         time.sleep(0.05)
@@ -225,12 +226,12 @@ def test_a_stopped_source_costs_its_own_requests_only(ranks, tls):
 
     serves_on()
     decode.ask("receive", room=1, first=0, count=taken, shuffle=1, bootstrap="bad:1")
-    bad.ask("send", room=1, first=0, count=taken, shuffle=2)
+    bad.ask("send", room=1, first=0, count=taken, shuffle=2, hold=True)  # it can not be over too early
     while decode.ask("wait", room=1, timeout=0)["state"] == "Waiting":
         pass
     os.kill(bad.process.pid, signal.SIGSTOP)
     served = 0
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while decode.ask("counters")["agent"] == 0 or not decode.ask("wait", room=1, timeout=0)["releasable"]:
         assert time.monotonic() < until
         serves_on()
@@ -248,7 +249,7 @@ def test_a_prefill_rank_that_only_has_the_first_card_learns_of_the_new_agent_fro
     """No operator: the card names an agent that is gone, so that NIXL can't even load it over TCP."""
     prefill, decode = pair(ranks, TCP, SOON)
     stop_in_mid_write(prefill, decode, 1)
-    assert releasable(decode, 1, 15)
+    assert releasable(decode, 1, 30)
     assert decode.ask("counters")["agent"] == 1
     newcomer = start(ranks, "prefill", TCP, SOON, pod="newcomer")
     newcomer.card = RankCard.model_validate_json(newcomer.answer(60)["card"])

@@ -54,12 +54,12 @@ def test_a_stopped_source_fails_the_receive_in_time_and_keeps_the_pages(ranks):
     decode.ask("receive", room=1, pages=[3, 4])
     os.kill(prefill.process.pid, signal.SIGSTOP)
     began = time.monotonic()
-    failed = decode.ask("wait", room=1, timeout=12)
-    # 5 s of waiting, or 3 s without an answer on the control channel and 3 s to come back.
-    assert failed["state"] == "Failed" and time.monotonic() - began < 8
+    failed = decode.ask("wait", room=1, timeout=25)
+    # 5 s of waiting, or 3 s without an answer on the control channel and 3 s to come back; slack for a slow machine.
+    assert failed["state"] == "Failed" and time.monotonic() - began < 15
     assert failed["kind"] in ("DeadlineExceeded", "PeerUnreachable") and not failed["releasable"]
     os.kill(prefill.process.pid, signal.SIGCONT)
-    for _ in range(100):
+    for _ in range(300):
         if decode.ask("wait", room=1, timeout=0)["releasable"]:
             break
         time.sleep(0.1)
@@ -70,10 +70,10 @@ def test_a_killed_source_fails_the_receive_by_name_and_a_new_roster_frees_its_pa
     (prefill,), (decode,) = ranks.start(1, 1)
     decode.ask("receive", room=1, pages=[3, 4])
     prefill.process.kill()
-    failed = decode.ask("wait", room=1, timeout=10)
+    failed = decode.ask("wait", room=1, timeout=25)
     assert (failed["state"], failed["kind"]) == ("Failed", "PeerUnreachable") and not failed["releasable"]
     decode.ask("peers", cards=[])
-    for _ in range(50):
+    for _ in range(300):
         if decode.ask("wait", room=1, timeout=0)["releasable"]:
             break
         time.sleep(0.1)
@@ -86,25 +86,31 @@ def test_a_killed_decode_fails_the_send_and_the_prefill_rank_serves_on(ranks):
         rank.ask("receive", room=1, pages=[3])
     first.process.kill()
     prefill.ask("send", room=1, pages=[1, 2])
-    failed = prefill.ask("wait", room=1, timeout=12)
+    failed = prefill.ask("wait", room=1, timeout=25)
     assert failed["state"] == "Failed"
     assert second.ask("wait", room=1)["state"] == "Failed"
+    for _ in range(300):
+        if prefill.ask("counters")["inflight"] == 0:
+            break
+        time.sleep(0.1)
     assert prefill.ask("counters")["inflight"] == 0
 
 
 def test_a_stopped_decode_rank_fails_the_send_at_its_deadline_and_late_writes_hit_only_quarantine(ranks):
     (prefill,), (decode,) = ranks.start(1, 1, ucx_tls="tcp")
     decode.ask("receive", room=1, pages=[3, 4])
-    time.sleep(0.2)
+    until = time.monotonic() + 30
+    while prefill.ask("counters")["inflight"] != 1:  # the request is there
+        assert time.monotonic() < until
     os.kill(decode.process.pid, signal.SIGSTOP)
     prefill.ask("send", room=1, pages=[1, 2])
     began = time.monotonic()
-    failed = prefill.ask("wait", room=1, timeout=12)
-    # 2 s of transfer and 0.5 s to settle (3 s without a pong would be PeerUnreachable).
+    failed = prefill.ask("wait", room=1, timeout=25)
+    # 2 s of transfer and 0.5 s to settle (3 s without a pong would be PeerUnreachable, 5 s is `waiting`).
     assert failed["state"] == "Failed" and failed["kind"] == "DeadlineExceeded"
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 4.9
     os.kill(decode.process.pid, signal.SIGCONT)
-    for _ in range(80):
+    for _ in range(300):
         failed = decode.ask("wait", room=1, timeout=0)
         if failed["releasable"]:
             break

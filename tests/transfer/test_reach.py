@@ -114,7 +114,7 @@ def test_a_process_is_dead_once_it_was_killed_and_not_when_it_is_stopped():
             time.sleep(0.01)
     finally:
         child.kill()
-        child.wait(5)
+        child.wait(10)
     assert is_dead(process)
 
 

@@ -9,14 +9,15 @@ from kv_world import World, ask, give, until
 
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.verdict import VerdictState
-from pdtransfer.session import scratch_moves
+from pdtransfer.session import scratch_moves, wiring
 from pdtransfer.session.api import Timeouts, TransferState
 from pdtransfer.session.scratch import SLOTS
 
-SLOW = Timeouts(waiting=3.0, transfer=3.0, settle=0.3, connect=2.0, probe=1.0)
+SLOW = Timeouts(waiting=20.0, transfer=20.0, settle=0.3, connect=5.0, probe=1.0)
 
 
-def test_probes_that_hang_do_not_keep_a_healthy_peer_from_being_wired(world: World):
+def test_probes_that_hang_do_not_keep_a_healthy_peer_from_being_wired(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wiring, "REPROBE", 0.05)
     decode = world.rank(Role.DECODE, timeouts=SLOW)
     bad = [
         world.rank(Role.PREFILL, timeouts=SLOW, card=lambda c, i=i: c.model_copy(update={"pod_uid": f"bad-{i}"}))
@@ -36,8 +37,8 @@ def test_probes_that_hang_do_not_keep_a_healthy_peer_from_being_wired(world: Wor
     for rank in bad:
         rank.endpoint.apply_peers([decode.endpoint.card])
     decode.endpoint.apply_peers([r.endpoint.card for r in bad])
-    time.sleep(4.0)  # each was probed once
-    assert set(stalled) == names
+    gone = [VerdictState.UNREACHABLE] * len(bad)
+    assert until(lambda: set(stalled) == names and [v.state for v in decode.endpoint.verdicts] == gone)
     good = world.rank(Role.PREFILL, timeouts=SLOW)
     good.endpoint.apply_peers([decode.endpoint.card])
     decode.endpoint.apply_peers([r.endpoint.card for r in (*bad, good)])
@@ -46,19 +47,20 @@ def test_probes_that_hang_do_not_keep_a_healthy_peer_from_being_wired(world: Wor
         return any(v.peer_pod_uid == "prefill-pod" and v.state is VerdictState.WIRED for v in decode.endpoint.verdicts)
 
     assert until(wired)
-    time.sleep(2.0)  # the others would be probed again
+    time.sleep(0.5)  # the others would be probed again
     assert len(stalled) == len(names)  # not while their bytes are on their way: each holds one slot, no more
     moves, scratch = decode.endpoint._wiring.prober._moves, decode.endpoint._wiring.prober.scratch
     assert len(moves._left) == len(names) and len(scratch._free) == SLOTS - len(names)
-    world.hub.unstall(decode.agent.name)  # the path heals
+    decode.agent.post = real  # the path heals
+    world.hub.unstall(decode.agent.name)
+    assert decode.endpoint.wait_wired(20)
     assert until(lambda: len(scratch._free) == SLOTS)
-    decode.agent.post = real
-    assert decode.endpoint.wait_wired(8)
 
 
 def test_scratch_of_a_probe_that_errored_is_used_again_some_time_later(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scratch_moves, "REST", 0.2)
     decode, prefill = world.rank(Role.DECODE), world.rank(Role.PREFILL)
+    decode.agent.spares = None  # these faults are for probes
     decode.agent.faults.error |= {1, 2, 3}
     world.wire([prefill], [decode])
     assert len([word for word in decode.agent.faults.seen if word.startswith("error")]) == 3
@@ -83,4 +85,4 @@ def test_whatever_goes_wrong_with_a_peers_lists_ends_no_endpoint(world: World):
     assert broken and prefill.endpoint.failed is None
     receiver = ask(decode, 1, [1, 2])
     give(prefill, 1, [3, 4])
-    assert receiver.wait(5) is TransferState.SUCCESS, receiver.error
+    assert receiver.wait(10) is TransferState.SUCCESS, receiver.error

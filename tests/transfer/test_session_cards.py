@@ -88,7 +88,7 @@ def test_a_peer_whose_roster_does_not_name_us_is_not_wired_until_it_does(world):
     assert until(lambda: decode.endpoint.verdicts and decode.endpoint.verdicts[0].reason == "PeerNotRostered")
     assert prefill.endpoint.counters["connections_refused"] >= 1
     prefill.endpoint.apply_peers([decode.endpoint.card])
-    assert decode.endpoint.wait_wired(5)
+    assert decode.endpoint.wait_wired(20)
 
 
 def test_a_control_port_that_nobody_listens_on_is_unreachable(world):

@@ -37,7 +37,7 @@ def test_a_request_of_one_block_a_leg_asks_for_no_slot(world: World, p: int, d: 
     assert until(lambda: all(rank.endpoint.inflight for rank in prefill))
     for rank in prefill:
         give(rank, 1, [1])
-    assert [r.wait(3) for r in receivers] == [TransferState.SUCCESS] * d, [r.error for r in receivers]
+    assert [r.wait(10) for r in receivers] == [TransferState.SUCCESS] * d, [r.error for r in receivers]
     for rank, seen in zip(decode, frames, strict=True):
         assert rank.pool.holds(1, [4])
         assert seen["SlotFilled"] >= 1 and seen["SlotsWanted"] <= seen["SlotFilled"] - 1

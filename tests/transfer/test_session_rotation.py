@@ -4,10 +4,12 @@ and what waited is free; what goes wrong on the way costs itself only."""
 from __future__ import annotations
 
 import socket
+import threading
 import time
+from dataclasses import replace
 
 import pytest
-from kv_world import PAGES, READY, TOKENS, Rank, World, ask, give, until
+from kv_world import PAGES, READY, TOKENS, Rank, World, ask, give, handled, until
 
 from pdtransfer.agent.port import AgentFailure
 from pdtransfer.contract.base import Role
@@ -17,19 +19,17 @@ from pdtransfer.session.api import Timeouts, TransferState
 from pdtransfer.session.frames import Rotated
 
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
-TIMES = Timeouts(waiting=3, transfer=3, settle=0.2, connect=1, probe=5, quarantine=0.4, rotation=3)
+TIMES = Timeouts(waiting=20, transfer=20, settle=0.2, connect=5, probe=20, quarantine=0.3, rotation=20)
 PAGE_BYTES = 2 * (256 + 512)
 """2 layers of K and V: 4 tokens, 4 heads, 8 or 16 dims of 2 bytes."""
 
 
 def lose_a_handle(prefill: Rank, decode: Rank, room: int, pages: list[int]):
     """A transfer whose handle errors: the source can never say that nothing of it will land."""
-    known = [p for r in (prefill, decode) for p in r.endpoint._wiring.known()]
-    assert until(lambda: not any(p.probing or p.reload for p in known))  # their posts would be counted too
     prefill.agent.faults.error.add(prefill.agent.posts + 1)
     receiver = ask(decode, room, pages)
     give(prefill, room, list(range(1, len(pages) + 1)))
-    assert receiver.wait(3) is FAILED
+    assert receiver.wait(10) is FAILED
     assert any("error" in s for s in prefill.agent.faults.seen)
     return receiver
 
@@ -37,8 +37,8 @@ def lose_a_handle(prefill: Rank, decode: Rank, room: int, pages: list[int]):
 def moves(prefill: Rank, decode: Rank, room: int, pages: list[int]) -> None:
     receiver = ask(decode, room, pages)
     sender = give(prefill, room, list(range(1, len(pages) + 1)))
-    assert receiver.wait(5) is SUCCESS, receiver.error
-    assert sender.wait(5) is SUCCESS, sender.error
+    assert receiver.wait(10) is SUCCESS, receiver.error
+    assert sender.wait(10) is SUCCESS, sender.error
     assert decode.pool.holds(room, pages)
 
 
@@ -48,9 +48,12 @@ def generation(rank: Rank) -> int:
 
 def test_pages_that_wait_too_long_are_free_after_a_new_agent_and_the_late_write_does_not_land(world):
     (prefill,), (decode,) = world.pair(timeouts=TIMES)
-    first = decode.agent
+    first, core, go_on = decode.agent, decode.endpoint._core, threading.Event()
+    make = core.make_agent
+    core.make_agent = lambda name: (go_on.wait(10), make(name))[1]
     receiver = lose_a_handle(prefill, decode, 1, [4, 5])
-    assert not receiver.pages_releasable
+    assert not receiver.pages_releasable  # before there is a new agent
+    go_on.set()
     assert until(lambda: receiver.pages_releasable)
     assert [a.name for a in decode.agents] == [first.name, f"{first.name}.1"]
     assert first.name in world.hub.destroyed and generation(decode) == 1
@@ -68,7 +71,7 @@ def test_pages_that_wait_too_long_are_free_after_a_new_agent_and_the_late_write_
 
 def test_without_the_fence_the_late_write_lands(world):
     """Negative control of the test above: the same fault, and no new agent."""
-    (prefill,), (decode,) = world.pair(timeouts=Timeouts(waiting=3, transfer=3, settle=0.2, connect=1, probe=5))
+    (prefill,), (decode,) = world.pair()
     receiver = lose_a_handle(prefill, decode, 1, [4, 5])
     for array in decode.pool.arrays.values():
         array[:] = 7
@@ -92,21 +95,21 @@ def test_a_transfer_that_began_before_goes_on_to_the_old_agent_which_lives_until
     posted = len(prefill.agent.handles)
     sender.chunk([21], 1, READY)
     sender.finish(b"late")
-    assert healthy.wait(3) is SUCCESS and decode.pool.holds(7, [8, 9])
+    assert healthy.wait(10) is SUCCESS and decode.pool.holds(7, [8, 9])
     assert first.name in {h.peer for h in prefill.agent.handles[posted:] if h.landed}
     assert until(lambda: lost.pages_releasable) and not first.alive
 
 
 def test_a_transfer_that_hangs_on_the_old_agent_fails_by_name_when_the_rotation_has_waited_long_enough(world):
-    times = Timeouts(waiting=9, transfer=9, settle=0.2, connect=1, probe=5, quarantine=0.3, rotation=0.5)
+    times = replace(TIMES, rotation=0.5)
     (prefill,), (decode,) = world.pair(timeouts=times)
     hangs = ask(decode, 7, [8])
     sender = prefill.endpoint.send(room=7, tokens=TOKENS - 1)
     lost = lose_a_handle(prefill, decode, 1, [4, 5])
     assert until(lambda: lost.pages_releasable)
-    assert hangs.wait(1) is FAILED and isinstance(hangs.error, DeadlineExceeded)
+    assert hangs.wait(10) is FAILED and isinstance(hangs.error, DeadlineExceeded)
     assert "agent" in str(hangs.error) and hangs.pages_releasable
-    assert sender.wait(1) is FAILED and "gone" in str(sender.error)
+    assert sender.wait(10) is FAILED and "gone" in str(sender.error)
     moves(prefill, decode, 8, [8, 4])
 
 
@@ -154,19 +157,19 @@ def test_a_rotated_card_from_the_operator_is_the_same_peer_and_an_old_one_change
     sender = prefill.endpoint.send(room=7, tokens=TOKENS - 1)
     for card in (decode.endpoint.card, old, decode.endpoint.card):
         prefill.endpoint.apply_peers([card])
-        time.sleep(0.1)
+        handled(prefill)
         (verdict,) = prefill.endpoint.verdicts
         assert verdict.state is VerdictState.WIRED
         assert prefill.agent.peers == {decode.agent.name}
     prefill.pool.fill(7, [20])
     sender.chunk([20], 0, READY)
     sender.finish(b"")
-    assert healthy.wait(3) is SUCCESS and sender.wait(3) is SUCCESS
+    assert healthy.wait(10) is SUCCESS and sender.wait(10) is SUCCESS
 
 
 def test_the_operators_card_alone_is_enough_to_follow(world):
     """The peer's own word may come after the operator's."""
-    (prefill,), (decode,) = world.pair(timeouts=TIMES)
+    (prefill,), (decode,) = world.pair(timeouts=replace(TIMES, rotation=1))
     decode.endpoint._core.call(setattr, decode.endpoint._rotation, "_tell", lambda: None)
     lost = lose_a_handle(prefill, decode, 1, [4, 5])
     assert until(lambda: generation(decode) == 1)
@@ -185,7 +188,7 @@ def test_a_new_prefill_rank_with_the_first_card_is_wired_without_an_operator(wor
     again = world.rank(Role.PREFILL, incarnation="prefill-2", timeouts=TIMES)
     again.endpoint.apply_peers([first_card])
     decode.endpoint.apply_peers([again.endpoint.card])
-    assert decode.endpoint.wait_wired(5) and until(lambda: again.agent.peers == {decode.agent.name})
+    assert decode.endpoint.wait_wired(20) and until(lambda: again.agent.peers == {decode.agent.name})
     moves(again, decode, 2, [4, 5])
 
 
@@ -203,7 +206,7 @@ def test_the_card_with_the_new_agent_is_sealed_and_told_to_listeners(world):
 
 
 def test_over_the_cap_a_new_agent_is_taken_though_nothing_is_old(world):
-    times = Timeouts(waiting=3, transfer=3, settle=0.2, connect=1, probe=5, quarantine=600, rotation=3)
+    times = replace(TIMES, connect=1, quarantine=600)
     (prefill,), (decode,) = world.pair(timeouts=times, quarantine_cap=2 * PAGE_BYTES)
     two = lose_a_handle(prefill, decode, 1, [4, 5])
     time.sleep(1.5)  # more than settle + connect
@@ -227,7 +230,7 @@ class Broken:
 
 def test_an_agent_that_can_not_be_made_frees_nothing_and_over_the_cap_ends_the_endpoint_by_name(world, monkeypatch):
     monkeypatch.setattr("pdtransfer.session.rotation.RETRY", 0.2)
-    (prefill,), (decode,) = world.pair(timeouts=TIMES, quarantine_cap=0)
+    (prefill,), (decode,) = world.pair(timeouts=replace(TIMES, connect=1), quarantine_cap=0)
     broken = Broken(world)
     decode.endpoint._core.make_agent = broken
     lost = lose_a_handle(prefill, decode, 1, [4, 5])
@@ -294,7 +297,7 @@ def test_news_of_an_agent_that_can_not_be_true_end_the_connection_and_change_not
     decode.endpoint._core.call(wiring.send, wiring.known()[0], news)
     assert until(lambda: prefill.endpoint.counters.get("frame_errors", 0) == before + 1)
     assert prefill.agent.peers == {first}
-    assert decode.endpoint.wait_wired(5)
+    assert decode.endpoint.wait_wired(20)
     moves(prefill, decode, 1, [3])
 
 
@@ -309,12 +312,12 @@ def test_a_request_for_an_agent_that_is_not_loaded_is_refused_and_settled(world)
     decode.endpoint._core.call(setattr, decode.endpoint._destination, "_ask", wrong)
     receiver = ask(decode, 1, [4])
     give(prefill, 1, [1])
-    assert receiver.wait(3) is FAILED and "generation 5" in str(receiver.error)
+    assert receiver.wait(10) is FAILED and "generation 5" in str(receiver.error)
     assert receiver.pages_releasable and decode.pool.untouched([])
 
 
 def test_a_prefill_rank_never_rotates(world):
-    (prefill,), (decode,) = world.pair(timeouts=TIMES)
+    (prefill,), (decode,) = world.pair(timeouts=replace(TIMES, connect=1))  # too much waits, for so long
     lost = lose_a_handle(prefill, decode, 1, list(range(PAGES // 2)))
     assert until(lambda: lost.pages_releasable)
     assert generation(prefill) == 0 and len(prefill.agents) == 1
@@ -327,7 +330,7 @@ def test_closing_while_the_old_agent_drains_ends_everything(world):
     assert until(lambda: generation(decode) == 1)
     began = time.monotonic()
     decode.endpoint.close()
-    assert time.monotonic() - began < 3 and decode.endpoint.failed is None
+    assert time.monotonic() - began < 10 and decode.endpoint.failed is None
     assert waits.state is FAILED and not lost.pages_releasable
     assert [a.alive for a in decode.agents] == [False, False]
     host, _, port = decode.endpoint.card.control.rpartition(":")

@@ -102,7 +102,7 @@ def test_a_prefix_that_decode_has_and_a_ragged_last_page_in_every_strategy(
     for rank in prefill:
         give(rank, 1, [10, 11, 12, 13, 14])
     for rank, receiver in zip(decode, receivers, strict=True):
-        assert receiver.wait(5) is SUCCESS, receiver.error
+        assert receiver.wait(10) is SUCCESS, receiver.error
         assert rank.pool.holds(1, [4, 5], first_page=3) and rank.pool.untouched([4, 5])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -116,7 +117,7 @@ def test_who_connects_is_loaded_before_those_who_do_not(world: World) -> None:
     # The one that exists comes last in the roster.
     prefill.endpoint.apply_peers([*twins(world, decode.endpoint.card, MANY), decode.endpoint.card])
     decode.endpoint.apply_peers([prefill.endpoint.card])
-    assert decode.endpoint.wait_wired(10)
+    assert decode.endpoint.wait_wired(20)
     assert until(lambda: len(loads) == MANY + 1, 20)
     assert added.index(decode.endpoint.card.agent_name) < MANY
     assert until(lambda: prefill.endpoint.verdicts[-1].state is VerdictState.WIRED)
@@ -124,15 +125,17 @@ def test_who_connects_is_loaded_before_those_who_do_not(world: World) -> None:
 
 def test_a_peer_that_leaves_before_its_turn_is_not_loaded_and_may_come_back(world: World) -> None:
     prefill, decode = world.rank(Role.PREFILL), world.rank(Role.DECODE)
-    loads = slow_loads(prefill, 0.02, lambda: None)
+    left = threading.Event()
+    loads = slow_loads(prefill, 0.02, lambda: left.wait(10))
     others = twins(world, decode.endpoint.card, 20)
     prefill.endpoint.apply_peers([*others, decode.endpoint.card])
     prefill.endpoint.apply_peers(others[:1])
+    left.set()
     assert until(lambda: len(prefill.endpoint._wiring.loader) == 0)
     assert len(loads) < 5
     decode.endpoint.apply_peers([prefill.endpoint.card])
     prefill.endpoint.apply_peers([others[0], decode.endpoint.card])
-    assert decode.endpoint.wait_wired(10) and until(lambda: prefill.endpoint.verdicts[-1].state is VerdictState.WIRED)
+    assert decode.endpoint.wait_wired(20) and until(lambda: prefill.endpoint.verdicts[-1].state is VerdictState.WIRED)
 
 
 def test_a_card_that_breaks_the_agent_costs_only_its_own_peer(world: World) -> None:
@@ -148,7 +151,7 @@ def test_a_card_that_breaks_the_agent_costs_only_its_own_peer(world: World) -> N
     prefill.agent.add_peer = breaks  # type: ignore[method-assign]
     prefill.endpoint.apply_peers([bad, *good, decode.endpoint.card])
     decode.endpoint.apply_peers([prefill.endpoint.card])
-    assert decode.endpoint.wait_wired(10) and prefill.endpoint.failed is None
+    assert decode.endpoint.wait_wired(20) and prefill.endpoint.failed is None
     states = {v.peer_pod_uid: (v.state, v.message) for v in prefill.endpoint.verdicts}
     assert states["pod-0"][0] is VerdictState.REFUSED and "a binding that breaks" in states["pod-0"][1]
     assert states["pod-1"][0] is VerdictState.PROBING

@@ -1,7 +1,7 @@
 """A shipped in-process test double: agents of one hub move real bytes with memmove, with faults.
 
 For tests without NIXL (races, faults, thousands of states in seconds). It is a double, not an
-emulation of speed. Faults are counted per agent over its posts, the first post being 1.
+emulation of speed. Faults are counted per agent over its posts, the first post being 1 (see `FakeAgent.spares`).
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class FakeHandle:
     """A posted transfer: what is to be copied, and when."""
 
     number: int
+    """Of the post; 0 for one that was spared."""
     peer: str
     source: Descriptors
     destination: Descriptors
@@ -119,6 +120,9 @@ class FakeAgent:
         self.posts = 0
         self.inbox: list[tuple[str, bytes]] = []
         self.on_land: Callable[[FakeHandle], None] | None = None
+        self.spares: Callable[[Descriptors], bool] | None = None
+        """Posts (told by their local rows) that are not numbered and that no numbered or general stall, error or
+        refusal concerns: probes come when they want, and a fault that was meant for a request must not hit them."""
 
     def register(self, regions: Descriptors, kind: MemoryKind) -> int:
         """Remember regions so that prepared lists can be checked against them."""
@@ -201,23 +205,32 @@ class FakeAgent:
         mine, theirs = local.blocks.rows(local_indices), remote.blocks.rows(remote_indices)
         if len(mine) != len(theirs) or (mine[:, 1] != theirs[:, 1]).any():
             raise AgentFailure("nixlInvalidParamError", "the two sides differ in blocks or bytes", posted=False)
-        self.posts += 1
-        if self.posts in self.faults.fail_post:
-            self.faults.seen.append(f"fail_post {self.posts}")
+        with self.hub.lock:  # what is stalled is known to `unstall`, also when that comes at the same time
+            return self._post(remote, mine, theirs, operation, notification)
+
+    def _post(
+        self, remote: FakePrepared, mine: Descriptors, theirs: Descriptors, operation: Operation, notification: bytes
+    ) -> FakeHandle:
+        number = 0
+        if self.spares is None or not self.spares(mine):
+            self.posts += 1
+            number = self.posts
+        if number in self.faults.fail_post:
+            self.faults.seen.append(f"fail_post {number}")
             raise AgentFailure("nixlBackendError", "injected: the post failed", posted=False)
         source, destination = (mine, theirs) if operation == "WRITE" else (theirs, mine)
         handle = FakeHandle(
-            self.posts,
+            number,
             remote.owner,
             source,
             destination,
-            self.faults.delay_polls,
-            stalled=self.faults.stall_all or self.posts in self.faults.stall,
-            broken=self.posts in self.faults.error,
+            self.faults.delay_polls if number else 1,
+            stalled=number > 0 and (self.faults.stall_all or number in self.faults.stall),
+            broken=number in self.faults.error,
             notification=notification,
         )
         if handle.stalled:
-            self.faults.seen.append(f"stall {self.posts}")
+            self.faults.seen.append(f"stall {number}")
         self.handles.append(handle)
         return handle
 

@@ -139,9 +139,10 @@ class RankEndpoint:
 
     def apply_peers(self, peers: Sequence[RankCard]) -> None:
         """The whole set of wired peers; returns at once."""
-        self._roster = validate.cards("peers", peers)
-        self._routes = Routes(self._card, self._roster)
-        self._core.call(self._wiring.apply, self._roster)
+        roster = validate.cards("peers", peers)
+        self._core.call(self._wiring.apply, roster)  # first: a request to one of them is taken up after it
+        self._roster = roster
+        self._routes = Routes(self._card, roster)
 
     def probe(self, pod_uids: Sequence[str] = ()) -> None:
         """Probe these pods' ranks again (all when empty)."""
