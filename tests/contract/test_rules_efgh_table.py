@@ -100,6 +100,12 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
         prefill(dcp_size=2, tensor_parallel=2, speculative_algorithm="EAGLE", **HICACHE),
         "FFF",
     ),
+    (
+        "E11",
+        "mla",
+        prefill(dcp_size=2, tensor_parallel=2, hicache_host_memory_mode="buffer_only", **HICACHE, **STORED),
+        "FFF",
+    ),
     ("E11", "gqa8", decode(host_kv=RECEIVE, hicache_storage_backend="mooncake"), "FFF"),
     ("E11", "gqa8", decode(host_kv=RECEIVE), "PPP"),
     ("F1", "gqa8", decode(host_kv=RECEIVE), "PPP"),

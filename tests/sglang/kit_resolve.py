@@ -1,8 +1,8 @@
 """Runs under SGLang's own Python: what SGLang itself makes of command lines, on a machine that we describe.
 
 Reads a JSON list of cases from stdin, writes a JSON list of answers to stdout. A case has `config` (a model's
-config.json), `accelerator`, `argv`, `environment` and `fields` (settings to report); its answer has `values`, or
-`error` where SGLang refuses. Nothing of SGLang is replaced: `override_platform` is its own way to say which machine
+config.json), `accelerator`, `argv`, `environment`, `fields` (settings to report) and perhaps `check` (the launcher's
+further checks); its answer has `values`, or `error` where SGLang refuses. Nothing of SGLang is replaced: `override_platform` is its own way to say which machine
 it is on, and only torch's question for the GPU's capability is answered for it.
 """
 
@@ -81,6 +81,8 @@ def resolve(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         try:
             args = ServerArgs.from_cli_args(parser.parse_args(argv))
             args.resolve_once()
+            if case.get("check"):
+                args.check_server_args()  # the launcher's second look
             return {"values": {name: resolution_result(args, name) for name in case["fields"]}}
         except (Exception, SystemExit) as refused:  # whatever SGLang raises is its answer
             return {"error": f"{type(refused).__name__}: {refused}"}

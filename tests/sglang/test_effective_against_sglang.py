@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kit_machine import TREE, cpu_variables, environment
+from kit_settings import MODELS, Case, as_facts, ask
 
-from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.effective import effective
-from pdtransfer.contract.facts import RoleFacts
-from pdtransfer.contract.geometry import from_hf_config
-from pdtransfer.contract.sglang_cli import command_facts, read_flags
 
 GPUS = ("SM80", "SM89", "SM90", "SM100", "SM120", "ROCm")
-RESOLVE_S = 500
 
 # Fact of ours -> setting of SGLang's.
 COMPARED = {
@@ -49,141 +41,11 @@ HICACHE = {
     "hicache_host_memory_fraction": "hicache_host_memory_fraction",
     "hicache_ratio": "hicache_ratio",
 }
+DSA_KERNELS = {Role.PREFILL: "dsa_prefill_backend", Role.DECODE: "dsa_decode_backend"}
 DECODE_ONLY = frozenset({"decode_extra_slots"})
 PREFILL_ONLY = frozenset({"optimistic_prefill"})
 BUILT_LATER = frozenset({"hicache_ratio"})
 """On decode SGLang settles it with the pools."""
-
-
-def _config(architecture: str, model_type: str, **more: Any) -> dict[str, Any]:
-    return {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 2,
-        "head_dim": 64,
-        "vocab_size": 1024,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "dtype": "bfloat16",
-        "torch_dtype": "bfloat16",
-        **more,
-    }
-
-
-_LATENT = {
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "num_key_value_heads": 4,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "first_k_dense_replace": 1,
-}
-_INDEX = {"index_head_dim": 128, "index_n_heads": 4, "index_topk": 64}
-
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": _config("LlamaForCausalLM", "llama"),
-    "qwen3": _config("Qwen3ForCausalLM", "qwen3"),
-    "deepseek_v3": _config("DeepseekV3ForCausalLM", "deepseek_v3", **_LATENT),
-    "deepseek_v32": _config("DeepseekV32ForCausalLM", "deepseek_v32", **_LATENT, **_INDEX),
-    "glm_dsa": _config("GlmMoeDsaForCausalLM", "glm_moe_dsa", **_LATENT, **_INDEX),
-    "gpt_oss": _config(
-        "GptOssForCausalLM",
-        "gpt_oss",
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=128,
-        layer_types=["sliding_attention", "full_attention"],
-    ),
-    "gemma3": _config(
-        "Gemma3ForCausalLM",
-        "gemma3_text",
-        sliding_window=128,
-        layer_types=["sliding_attention", "full_attention"],
-    ),
-    "qwen3_next": _config(
-        "Qwen3NextForCausalLM",
-        "qwen3_next",
-        num_hidden_layers=4,
-        full_attention_interval=4,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=64,
-        linear_value_head_dim=64,
-        linear_conv_kernel_dim=4,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-        shared_expert_intermediate_size=64,
-    ),
-    "deepseek_v4": _config(
-        "DeepseekV4ForCausalLM",
-        "deepseek_v4",
-        head_dim=512,
-        num_key_value_heads=1,
-        q_lora_rank=64,
-        o_lora_rank=64,
-        qk_rope_head_dim=64,
-        compress_ratios=[0, 4],
-        index_head_dim=128,
-        index_n_heads=4,
-        index_topk=64,
-        sliding_window=128,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-    ),
-    "mimo": _config(
-        "MiMoV2FlashForCausalLM",
-        "mimo_v2_flash",
-        head_dim=192,
-        v_head_dim=128,
-        swa_head_dim=192,
-        swa_v_head_dim=128,
-        swa_num_key_value_heads=2,
-        hybrid_layer_pattern=[0, 1],
-        sliding_window_size=128,
-    ),
-    "minimax_m3": _config("MiniMaxM3SparseForCausalLM", "minimax_m3_vl_text"),
-    "nemotron_h": _config("NemotronHForCausalLM", "nemotron_h", hybrid_override_pattern="M*"),
-    "llama4": _config("Llama4ForCausalLM", "llama4_text", num_local_experts=2, num_experts_per_tok=1),
-    "olmo2": _config("Olmo2ForCausalLM", "olmo2"),
-    "falcon_h1": _config("FalconH1ForCausalLM", "falcon_h1"),
-    "lfm2": _config("Lfm2ForCausalLM", "lfm2", layer_types=["conv", "full_attention"]),
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One server: `argv` after the model, with its role."""
-
-    model: str
-    accelerator: str
-    role: Role
-    argv: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict, hash=False)
-
-    @property
-    def id(self) -> str:
-        """For messages."""
-        variables = " ".join(f"{k}={v}" for k, v in self.environment.items())
-        return f"{variables} {self.model} on {self.accelerator}, {self.role.value}: {' '.join(self.argv)}".strip()
-
-    @property
-    def command(self) -> list[str]:
-        """All arguments but the model."""
-        backend = (
-            [] if "--disaggregation-transfer-backend" in self.argv else ["--disaggregation-transfer-backend", "nixl"]
-        )
-        return ["--disaggregation-mode", self.role.value, *backend, *self.argv]
 
 
 def _cases() -> list[Case]:
@@ -212,6 +74,11 @@ def _cases() -> list[Case]:
     for dtype, chip in itertools.product(("auto", "bf16", "bfloat16", "fp8_e4m3"), ("SM90", "SM100", "SM120")):
         found += [Case("deepseek_v32", chip, r, ("--kv-cache-dtype", dtype)) for r in roles]
         found += [Case("glm_dsa", chip, r, ("--kv-cache-dtype", dtype)) for r in roles]
+    for chip, dtype in itertools.product(("SM90", "SM100"), ("auto", "bfloat16", "fp8_e4m3")):
+        found.append(Case("deepseek_v32", chip, Role.DECODE, ("--enable-hisparse", "--kv-cache-dtype", dtype)))
+    receiving = ("--disaggregation-decode-host-receive-threshold", "0.5")
+    found.append(Case("llama", "SM90", Role.DECODE, receiving))
+    found.append(Case("llama", "SM90", Role.DECODE, (*receiving, "--hicache-mem-layout", "page_first_direct")))
     # Hybrid models: what caches recurrent state.
     for strategy, overlap in itertools.product(
         ("auto", "no_buffer", "extra_buffer"), ((), ("--disable-overlap-schedule",))
@@ -273,52 +140,15 @@ CASES = _cases()
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, dict[str, Any]]:
-    """SGLang's answer to every case, from one process of its own Python."""
-    home = environment()
-    if home is None:
-        pytest.skip("SGLang's environment is not there: run make sglang-env")
-    fields = [*COMPARED.values(), *HICACHE.values()]
-    asked = [
-        {
-            "config": MODELS[c.model],
-            "accelerator": c.accelerator,
-            "argv": c.command,
-            "environment": c.environment,
-            "fields": fields,
-        }
-        for c in CASES
-    ]
-    done = subprocess.run(
-        [str(home / "bin" / "python"), "-W", "ignore", str(Path(__file__).with_name("kit_resolve.py"))],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        timeout=RESOLVE_S,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **cpu_variables()},
-        cwd=TREE,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(zip((c.id for c in CASES), json.loads(done.stdout), strict=True))
-
-
-def ours(case: Case) -> RoleFacts:
-    """The same case as facts, through our reader of command lines, and what they become."""
-    asked = command_facts(
-        case.role,
-        read_flags(case.command),
-        case.environment,
-        geometry=from_hf_config(MODELS[case.model]),
-        accelerator=Accelerator(case.accelerator),
-    )
-    assert not asked.problems, asked.problems
-    return effective(asked.facts).facts
+    return ask(CASES, [*COMPARED.values(), *HICACHE.values(), *DSA_KERNELS.values()])
 
 
 def differences(case: Case, theirs: dict[str, Any]) -> list[str]:
     """Settings in which ours are not SGLang's. What we do not know is no difference."""
-    facts = ours(case)
+    facts = effective(as_facts(case)).facts
     named = dict(COMPARED)
+    if case.model in ("deepseek_v32", "glm_dsa"):
+        named["dsa_backend"] = DSA_KERNELS[case.role]
     if facts.hierarchical_cache or (case.role is Role.DECODE and facts.retraction_backup in ("host_pool", "")):
         named |= HICACHE if facts.hierarchical_cache else {k: v for k, v in HICACHE.items() if k in LAYOUT}
     skipped = PREFILL_ONLY | BUILT_LATER if case.role is Role.DECODE else DECODE_ONLY
@@ -350,3 +180,10 @@ def test_effective_settings_are_sglangs(answers: dict[str, dict[str, Any]]) -> N
         if "values" in answers[case.id] and (found := differences(case, answers[case.id]["values"]))
     }
     assert not wrong, json.dumps(wrong, indent=1)
+
+
+def test_a_wrong_value_would_be_seen(answers: dict[str, dict[str, Any]]) -> None:
+    case = CASES[0]
+    values = answers[case.id]["values"]
+    assert differences(case, values) == []
+    assert differences(case, values | {"page_size": 99}) == ["page_size: ours 1, SGLang's 99"]

@@ -87,6 +87,8 @@ def _sharded(p: RoleFacts, d: RoleFacts, facts: RoleFacts) -> Hit | None:
     if not facts.hierarchical_cache or facts.dcp_size == 1:
         return None
     what = f"{facts.role.value} has a hierarchical cache and DCP size {facts.dcp_size}"
+    if facts.hicache_host_memory_mode == "buffer_only" and facts.hicache_storage_backend:
+        return Hit(f"{what}, in host memory mode buffer_only with storage", change="use host memory mode cache")
     geometry = p.geometry or d.geometry
     if geometry is not None and not geometry.latent:
         return Hit(f"{what}, and the model has {geometry.attention.value} attention, not MLA")
