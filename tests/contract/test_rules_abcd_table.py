@@ -146,7 +146,7 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("A19", "gqa8", tp(2, 4, unified_memory=True), "FFF"),
     ("A19", "gqa8", {"allocation_policy": "prefill_complete"}, "FFP"),
     ("A19", "gqa8", {"allocation_policy": "prefill_complete", TP: 2}, "FFF"),
-    ("A19", "gqa8", {"allocation_policy": "prefill_complete", TP: 2, ADP: 2}, "FFP"),
+    ("A19", "gqa8", {"allocation_policy": "prefill_complete", TP: 2, ADP: 2}, "FFF"),
     ("A19", "gqa8", {"allocation_policy": "prefill_complete", **decode(decode_radix_cache=True)}, "FFF"),
     ("A19", "gqa8", {"allocation_policy": "prefill_complete", **prefill(hierarchical_cache=True)}, "FFF"),
     (

@@ -17,6 +17,7 @@ import abcd_rows
 import abcd_state
 import numpy as np
 from abcd_state import PAGE, bare
+from sglang.srt.arg_groups.validation_hook import check_pipeline_parallel_compat
 from sglang.srt.disaggregation.common import conn as common
 from sglang.srt.disaggregation.common.dcp_pack import dcp_pack_buffer_bytes
 from sglang.srt.disaggregation.nixl import conn as nixl
@@ -234,7 +235,24 @@ def packs(case: dict[str, Any]) -> dict[str, Any]:
     return {"bytes": dcp_pack_buffer_bytes(case["items"], case["page"], case["tokens"], case["dcp"])}
 
 
+def pipelines(case: dict[str, Any]) -> dict[str, Any]:
+    """Whether a server with pipeline stages takes this speculation."""
+    cfg = SimpleNamespace(
+        disable_overlap_schedule=True,
+        speculative_algorithm=case["algorithm"],
+        disaggregation_mode=case["role"],
+        enable_multi_layer_eagle=case.get("multi", False),
+        min_free_slots_delay=None,
+    )
+    try:
+        check_pipeline_parallel_compat(cfg)
+    except AssertionError as refused:
+        return {"refused": str(refused)}
+    return {"taken": True}
+
+
 PARTS = {
+    "pipelines": pipelines,
     "route": route,
     "sliced": sliced,
     "stages": stages,

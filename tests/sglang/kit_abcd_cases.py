@@ -120,6 +120,15 @@ for _pp, _d_pp in ((2, 1), (4, 1), (2, 2), (1, 1)):
     ]
 
 
+def cases_pipelines() -> Iterable[Case]:
+    for role, name in itertools.product(
+        ("prefill", "decode"), (None, "EAGLE", "EAGLE3", "NGRAM", "STANDALONE", "DFLASH", "DSPARK")
+    ):
+        yield {"role": role, "algorithm": name}
+    for role in ("prefill", "decode"):
+        yield {"role": role, "algorithm": "EAGLE", "multi": True}
+
+
 def cases_windows() -> Iterable[Case]:
     for p, d, heads, held in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (2, 4, 8), (2, 4, 8)):
         if p != d:
@@ -229,6 +238,7 @@ ASKED: dict[str, list[Case]] = {
         *cases_route_states(),
         *cases_route_dspark(),
     ],
+    "pipelines": list(cases_pipelines()),
     "sliced": list(cases_sliced()),
     "stages": [*cases_stages(), *cases_drafts(), *cases_stages_of_windows()],
     "entries": [case for _, _, case in ENTRIES],

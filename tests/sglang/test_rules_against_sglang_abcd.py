@@ -15,6 +15,7 @@ from kit_abcd_cases import (
     GQA,
     MLA,
     POWERS,
+    cases_pipelines,
     cases_route_cp,
     cases_route_dcp,
     cases_route_pp,
@@ -183,6 +184,15 @@ def test_a9_stages_of_sliding_windows_count_from_0_in_mooncake() -> None:
     for case, answer in sglang("stages", cases_stages_of_windows()):
         assert answer["wrong_k"] == case["pp"] - 1  # only the first stage's are at 0
         assert word("A9", windows, {PP: case["pp"]}, {}, Backend.MOONCAKE) == "WRONG"
+
+
+def test_a11_speculation_in_pipeline_stages() -> None:
+    found = []
+    for case, answer in sglang("pipelines", cases_pipelines()):
+        side = {PP: 2, "speculative_algorithm": case["algorithm"] or "", "multi_layer_eagle": case.get("multi", False)}
+        sides = (side, {PP: 1}) if case["role"] == "prefill" else ({PP: 2}, side)
+        found.append((case, word("A11", model(), *sides), "START" if "refused" in answer else ""))
+    assert differ(found) == []
 
 
 def test_a_rule_that_says_something_else_would_show() -> None:

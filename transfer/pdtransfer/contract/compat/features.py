@@ -179,7 +179,8 @@ def _not_late(facts: RoleFacts) -> str | None:
     )
     excluded = (
         (max(facts.pipeline_parallel, facts.context_parallel, facts.dcp_size) > 1, "pipeline or context parallelism"),
-        (attention_tp(facts) > 1, f"attention TP {attention_tp(facts)}"),
+        # It counts attention DP by a flag that SGLang has rewritten by then (A1), so that TP itself has to be 1.
+        (facts.tensor_parallel > 1, f"TP {facts.tensor_parallel}"),
         (bool(facts.pdmux), "PD multiplexing"),
         (bool(facts.pd_role_switch), "role switching"),
         (facts.host_kv is not HostKVMode.OFF, f"host KV mode {facts.host_kv.value}"),
