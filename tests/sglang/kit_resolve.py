@@ -2,8 +2,9 @@
 
 Reads a JSON list of cases from stdin, writes a JSON list of answers to stdout. A case has `config` (a model's
 config.json), `accelerator`, `argv`, `environment`, `fields` (settings to report) and perhaps `check` (the launcher's
-further checks); its answer has `values`, or `error` where SGLang refuses. Nothing of SGLang is replaced: `override_platform` is its own way to say which machine
-it is on, and only torch's question for the GPU's capability is answered for it.
+further checks); its answer has `values`, or `error` where SGLang refuses. Nothing of SGLang is replaced:
+`override_platform` is its own way to say which machine it is on, and only torch's question for the GPU's capability is
+answered for it.
 """
 
 from __future__ import annotations
