@@ -138,6 +138,11 @@ WIDE = ((4, 1), (1, 4))
 BULK, SMALL, LONG = 4096, 64, 32768
 
 
+def tiny_pages(transport: Transport, rounds: int) -> list[Cell]:
+    """Equal TP with pages of one token, SGLang's default: 131,072 pieces of 2 KiB."""
+    return [Cell(Setup(transport, 1, 1, page=1), Load(BULK), rounds)]
+
+
 def full(rounds: int = 5) -> Plan:
     """The issue's table."""
     cells: list[Cell] = []
@@ -151,6 +156,7 @@ def full(rounds: int = 5) -> Plan:
                 )
                 cells.append(base)
                 cells.append(replace(base, load=Load(SMALL), rounds=4 * rounds))
+        cells += tiny_pages(transport, rounds)
         for prefill, decode in ((1, 1), (2, 1)):
             large = Setup(transport, prefill, decode, 16, pool_tokens=2 * LONG)
             cells.append(Cell(large, Load(LONG), max(2, rounds // 2)))
@@ -171,4 +177,5 @@ def quick(rounds: int = 3) -> Plan:
             if (prefill, decode) == (2, 1):
                 cells.append(replace(base, load=Load(256), forced=False, sglang=False))
                 cells.append(replace(base, load=Load(256, 16), forced=False, sglang=False))
+        cells += tiny_pages(transport, rounds)
     return Plan(tuple(cells), (Setup("shm", 1, 1, decode_pods=2),))

@@ -159,10 +159,10 @@ def test_copies_of_a_gpu_and_bytes_of_a_nic_take_no_core() -> None:
 
 
 def layout(tp: int, size: int, tokens: int = 16, head: int = 256, common: bool = False) -> RankLayout:
-    """One layer of 8 heads; `common` adds a row that all ranks hold."""
+    """One layer of 8 heads; `common` adds a row that all ranks hold, in pages that are not small."""
     count = 8 // size
     kinds = [(RegionKind.KEY, tokens * count * head), (RegionKind.VALUE, tokens * count * head)]
-    kinds += [(RegionKind.INDEX, tokens * 4)] * common
+    kinds += [(RegionKind.INDEX, tokens * 1024)] * common
     return RankLayout(
         page_tokens=tokens,
         kv_dtype="bf16",

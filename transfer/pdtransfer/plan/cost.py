@@ -1,7 +1,8 @@
-"""Which strategy moves unequal slices fastest: a pure cost rule over calibrated rates. Pure.
+"""Which strategy moves unequal slices and small pages fastest: a pure cost rule over calibrated rates. Pure.
 
 Per pair of ranks, with b bytes, N pieces, thread seconds of each side are
 
+    direct   N = pages       src = N cs + b ws           dst = N cd + b wd
     sliced   N = slices      src = N cs + b ws           dst = N cd + b wd
     merge    N = pages       src = N cs + b ws           dst = N cd + b wd + scatter
     split    N = pages       src = N cs + b ws + pack    dst = N cd + b wd
@@ -89,7 +90,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Load:
-    """The unequal part of one request of one pair: bytes, slices, pages (times regions) and blocks."""
+    """The part of one request of one pair that has a choice: bytes, slices, pages (times regions) and blocks."""
 
     nbytes: int
     slices: int
@@ -126,7 +127,7 @@ def load_of(pair: PairPlan, pages: int, pools: Mapping[str, int] | None = None, 
     nbytes = slices = units = blocks = 0
     for lane in pair.lanes:
         n = counts.get(lane.pool, 0)
-        if lane.whole or not n:
+        if not lane.chooses or not n:
             continue
         nbytes += lane.unit * lane.regions * n
         slices += lane.tokens * lane.regions * n
@@ -145,7 +146,7 @@ def predict(strategy: Strategy, load: Load, setting: Setting, rates: Rates) -> f
     chunks = load.blocks * rates.chunk
     sent = pieces * wire.source_piece + b * wire.source_byte
     taken = pieces * wire.destination_piece + b * wire.destination_byte
-    source = sent + pack + (chunks if strategy != "sliced" else 0.0)
+    source = sent + pack + (chunks if strategy not in ("direct", "sliced") else 0.0)
     destination = taken + scatter + (chunks if scatters else 0.0)
     source_cores = source - (0.0 if rates.source.on_cores else pack) - (0.0 if wire.on_cores else b * wire.source_byte)
     destination_cores = destination - (0.0 if rates.destination.on_cores else scatter)
@@ -170,8 +171,8 @@ def choose(
 
     `source_slot` and `destination_slot`: bytes of a slot of either side's arena, 0 where it has none.
     `sliced` is the last resort and is always among the predictions of an unequal pair that allows it.
-    A pair with no unequal slices is `direct`."""
-    if not pair.unequal:
+    A pair with no unequal slices and no small pages is `direct`."""
+    if not pair.choosing:
         return Choice("direct", {"direct": 0.0})
     slots: dict[Strategy, int] = {
         "staged": min(source_slot, destination_slot),

@@ -2,7 +2,7 @@
 
 A `PairPlan` is made once for a pair of layouts and kept; a request only adds page numbers. Both ranks
 make it from the same two cards and get the same lanes in the same order, so a lane's number means the
-same on both sides. Strategies (for lanes with unequal slices; the others always go `direct`):
+same on both sides. Strategies (for lanes with unequal slices or small pages; the others always go `direct`):
 
 - `direct`: whole pages to whole pages.
 - `sliced`: each token's slice (`piece` bytes) is written in place.
@@ -33,6 +33,9 @@ Column = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
 T = TypeVar("T", bound=np.generic)
 
+SMALL_PAGE = 16 << 10
+"""Bytes. A page of a region that is smaller may go through slots though both slices are whole pages (SGLang's
+default page is one token): below about that much a piece costs more than copying it twice (transfer study)."""
 MAX_INDEX = 2**31 - 1
 """NIXL indexes a prepared list with int32."""
 
@@ -83,6 +86,15 @@ class Lane:
         return self.piece * self.tokens
 
     @property
+    def chooses(self) -> bool:
+        """There is more than one way to go."""
+        return not self.whole or self.unit < SMALL_PAGE
+
+    def direct(self, strategy: Strategy) -> bool:
+        """Under that strategy of the request, the lane's pages are written from pool to pool as they are."""
+        return self.whole and (strategy in ("direct", "sliced") or not self.chooses)
+
+    @property
     def regions(self) -> int:
         """R, the number of region pairs."""
         return len(self.names)
@@ -104,8 +116,13 @@ class PairPlan:
 
     @property
     def unequal(self) -> bool:
-        """Some slices are not whole pages on both sides, so that a strategy has to be chosen."""
+        """Some slices are not whole pages on both sides, so that not all can go `direct`."""
         return any(not lane.whole for lane in self.lanes)
+
+    @cached_property
+    def choosing(self) -> tuple[Lane, ...]:
+        """The lanes that a strategy has to be chosen for."""
+        return tuple(lane for lane in self.lanes if lane.chooses)
 
     @property
     def pools(self) -> frozenset[str]:
@@ -122,9 +139,9 @@ class PairPlan:
         unequal = [lane for lane in self.lanes if not lane.whole]
         if strategy == "direct":
             return f"{unequal[0].names[0]}: the slices are unequal" if unequal else None
-        if not unequal:
+        if not self.choosing or (strategy == "sliced" and not unequal):
             return "every slice is a whole page on both sides"
-        for lane in unequal:
+        for lane in self.choosing:
             why = _lane_allowed(lane, strategy, slot_bytes)
             if why is not None:
                 return f"{lane.names[0]}: {why}"
@@ -132,7 +149,7 @@ class PairPlan:
 
     def in_place(self, strategy: Strategy) -> bool:
         """A remote write of such a request hits pages of the pool (not only slots)."""
-        return strategy not in ("staged", "merge") or any(lane.whole for lane in self.lanes)
+        return strategy not in ("staged", "merge") or any(lane.direct(strategy) for lane in self.lanes)
 
 
 def _lane_allowed(lane: Lane, strategy: Strategy, slot_bytes: int) -> str | None:

@@ -175,6 +175,9 @@ class Endpoint(Protocol):
     def asked(self, room: int) -> Asked | None:
         """What decode ranks want of a room, opened or not; None while nobody asked."""
 
+    def expect(self, room: int) -> None:
+        """The engine will send this room: that it died before is over, decode may ask (again)."""
+
     def send(self, *, room: int, tokens: int) -> Sender: ...
     @property
     def inflight(self) -> int: ...

@@ -213,6 +213,10 @@ class RankEndpoint:
         first, required = max(r.first_page for r in requests), max(r.required for r in requests)
         return Asked(len(requests), required, first, last.tokens, last.attempt, last.destination)
 
+    def expect(self, room: int) -> None:
+        """The engine will send this room: that it died before is over, decode may ask (again)."""
+        self._core.call(self._source.expect, validate.whole("room", room, -(1 << 63), 1 << 63))
+
     def _alive(self, room: int, role: Role) -> int:
         """The room, when this rank takes transfers of that side."""
         room = validate.whole("room", room, -(1 << 63), 1 << 63)

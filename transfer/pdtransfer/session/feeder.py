@@ -204,7 +204,7 @@ class Feeder:
         if self._leg.request.digest:
             self._sent.add(part.link.pair, lane.number, area.first_page, source)
         destination = self._lists[lane.pool][area.first_page : area.first_page + area.pages]
-        if lane.whole or strategy == "sliced":
+        if strategy == "sliced" or lane.direct(strategy):
             part.in_place.append((lane, area, source, destination))
             return
         regions = range(area.first_region, area.first_region + area.regions)

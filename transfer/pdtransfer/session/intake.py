@@ -79,7 +79,7 @@ class Intake:
         """Lend a first slot with the request where there is plenty: a small request is spared a round trip.
         (At most half of an arena is lent to who does not need it yet.)"""
         if leg.request.strategy in THROUGH_SLOTS:
-            lanes = (lane for lane in leg.pair.plan.lanes if not lane.whole)
+            lanes = (lane for lane in leg.pair.plan.lanes if not lane.direct(leg.request.strategy))
             for arena in sorted({real_kind(self._wiring.card, lane.destination_kind) for lane in lanes}):
                 if self.book.roomy(arena):
                     leg.lent_early = True
@@ -123,7 +123,7 @@ class Intake:
             pair = self._pairs.get(leg.card, frame.memory, leg.request.memory)
             if not pair.same_destination(leg.pair):
                 raise LayoutMismatch("memory: its regions do not lie where those of the request do")
-        if frame.lane >= len(pair.plan.lanes) or pair.plan.lanes[frame.lane].whole:
+        if frame.lane >= len(pair.plan.lanes) or pair.plan.lanes[frame.lane].direct(leg.request.strategy):
             raise LayoutMismatch(f"lane: {frame.lane} is none that comes through slots")
         lane = pair.plan.lanes[frame.lane]
         if real_kind(self._wiring.card, lane.destination_kind) is not ticket.arena:

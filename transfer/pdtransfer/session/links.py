@@ -56,9 +56,10 @@ class Link:
         for lane in self.pair.plan.lanes:
             if lane.whole:
                 self.local_pages(lane), self.remote_pages(lane)
+            if not lane.chooses:
                 continue
             allowed = [s for s in ("sliced", "staged", "merge", "split") if self._allowed(s)]
-            if "sliced" in allowed:
+            if "sliced" in allowed and not lane.whole:
                 self._local_slices(lane), self._remote_slices(lane)
             if "staged" in allowed or "split" in allowed:
                 self.local_units(lane)

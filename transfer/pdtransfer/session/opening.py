@@ -106,9 +106,9 @@ class Opener:
     ) -> Strategy:
         """The configured strategy, or the cheapest one by the cost rule."""
         mine, plan = self._wiring.card, pair.plan
-        if not plan.unequal:
-            return "direct"
         forced = self._config.strategy
+        if not plan.choosing or (forced == "sliced" and not plan.unequal):
+            return "direct"
         if forced != "auto":
             why = refused(forced, plan, card, mine)
             if why is not None:
@@ -126,9 +126,8 @@ class Opener:
         self, card: RankCard, pair: Pair, pages: int, counts: Mapping[str, int], sources: int, rates: Rates
     ) -> Strategy:
         mine, plan = self._wiring.card, pair.plan
-        unequal = [lane for lane in plan.lanes if not lane.whole]
-        of_source = min(slot_bytes("split", lane, card, mine) for lane in unequal)
-        of_destination = min(slot_bytes("merge", lane, card, mine) for lane in unequal)
+        of_source = min(slot_bytes("split", lane, card, mine) for lane in plan.choosing)
+        of_destination = min(slot_bytes("merge", lane, card, mine) for lane in plan.choosing)
         load = load_of(plan, pages, counts, min(of_source, of_destination) or max(of_source, of_destination))
         at, other = card.layout.coordinates, mine.layout.coordinates
         setting = Setting(

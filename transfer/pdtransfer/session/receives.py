@@ -66,12 +66,13 @@ class Leg:
     """The source writes into pages: a late write of it could hit them."""
 
     def __post_init__(self) -> None:
-        through = self.request.strategy in THROUGH_SLOTS
+        strategy = self.request.strategy
+        through = strategy in THROUGH_SLOTS
         lanes = self.pair.plan.lanes
         self.missing = Coverage(
-            (lane.regions, self.pages(lane)) if through and not lane.whole else (0, 0) for lane in lanes
+            (lane.regions, self.pages(lane)) if through and not lane.direct(strategy) else (0, 0) for lane in lanes
         )
-        self.in_place = not self.pair.plan.unequal or self.pair.plan.in_place(self.request.strategy)
+        self.in_place = self.pair.plan.in_place(strategy)
 
     def first_page(self, lane: Lane) -> int:
         """Number of the first page asked for, in the lane's page space."""

@@ -34,7 +34,7 @@ class SourceSide:
         self._core = core
         self._wiring = wiring
         self._rooms = Rooms()
-        self.asked = self._rooms.asked
+        self.asked, self.expect = self._rooms.asked, self._rooms.unbury
         self.feeding = Feeding(core, wiring, depot, self._fail_leg)
         prepare, again = self.feeding.prepare, self.feeding.stager.again
         self.askers = Askers(core, wiring, self._rooms, self._attach, self._abandon, prepare, again)

@@ -32,10 +32,10 @@ def slot_bytes(strategy: Strategy, lane: Lane, prefill: RankCard, decode: RankCa
 
 def refused(strategy: Strategy, pair: PairPlan, prefill: RankCard, decode: RankCard) -> str | None:
     """Why these two ranks can't use the strategy, or None. Where every slice is a whole page on both
-    sides there is nothing to choose, and any strategy means direct."""
-    if not pair.unequal:
+    sides, and none of them small, there is nothing to choose, and any strategy means direct."""
+    if not pair.choosing or (strategy == "sliced" and not pair.unequal):
         return None
-    sizes = [slot_bytes(strategy, lane, prefill, decode) for lane in pair.lanes if not lane.whole]
+    sizes = [slot_bytes(strategy, lane, prefill, decode) for lane in pair.choosing]
     if strategy not in ("direct", "sliced") and not min(sizes):
         return "one of the two ranks has no staging arena for it"
     return pair.allowed(strategy, min(sizes))
@@ -43,7 +43,7 @@ def refused(strategy: Strategy, pair: PairPlan, prefill: RankCard, decode: RankC
 
 def usable(pair: PairPlan, prefill: RankCard, decode: RankCard) -> tuple[Strategy, ...]:
     """Every strategy that is not refused, the one that needs nothing last."""
-    if not pair.unequal:
+    if not pair.choosing:
         return ("direct",)
-    tried: tuple[Strategy, ...] = ("merge", "staged", "split", "sliced")
+    tried: tuple[Strategy, ...] = ("merge", "staged", "split", "sliced" if pair.unequal else "direct")
     return tuple(s for s in tried if refused(s, pair, prefill, decode) is None)

@@ -38,7 +38,7 @@ class Request(Identified):
     tokens: int = Field(ge=0)
     required: int = Field(gt=0)
     strategy: Literal["direct", "sliced", "staged", "merge", "split"] = "sliced"
-    """How slices of unequal TP travel; equal slices always go as whole pages. Decode chooses: it
+    """How unequal slices and small pages travel; larger pages of equal slices always go as they are. Decode chooses: it
     knows which of its pages a late write could hit."""
     memory: MemoryKind | None = None
     """Where the pages lie, when this rank registered a layer in both memory kinds."""
