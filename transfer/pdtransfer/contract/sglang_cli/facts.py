@@ -188,7 +188,10 @@ def command_facts(
     told["memory_kinds"] = memory_kinds(role, told.get("host_kv", HostKVMode.OFF))
     blank = {name: None for name in (hidden_fact(role, n) for n in unknown) if name}
     facts, refused = validated(role, {k: v for k, v in told.items() if k not in blank})
-    facts = facts.with_launch_defaults().model_copy(update=blank)
+    facts = facts.with_launch_defaults()
+    if blank:
+        # What is given and not known must not be read as not given.
+        facts = facts.model_copy(update={**blank, "whole_command": False})
     return ReadFacts(facts, named_role(flags.values), (*problems, *refused))
 
 
