@@ -138,7 +138,7 @@ class FakeEndpoint:
             callback()
 
 
-async def until(what: Callable[[], object] | Callable[[], Awaitable[object]], timeout: float = 8.0) -> object:
+async def until(what: Callable[[], object] | Callable[[], Awaitable[object]], timeout: float = 20.0) -> object:
     """Wait until `what()` is true; the assertion names it when it never is."""
     end = time.monotonic() + timeout
     while True:

@@ -36,7 +36,7 @@ class Raw:
         self.writer.write(data)
 
     async def hear(self) -> object:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             line = await self.reader.readline()
         return sidecar_messages.validate_json(line) if line else None
 
@@ -92,7 +92,7 @@ async def test_a_new_incarnation_takes_the_place_of_every_older_connection(tmp_p
 async def test_junk_oversize_and_silent_clients_are_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "HELLO_DEADLINE", 0.3)
+    monkeypatch.setattr(sockets, "HELLO_DEADLINE", 1.0)
     data = json.loads(hello().model_dump_json())
     data["card"]["layout"]["page_tokens"] = 0
     table = [
@@ -329,11 +329,14 @@ async def test_a_rank_that_stops_beating_is_stale_and_stays(tmp_path: Path, monk
 
 def test_the_link_ends_at_once_without_a_sidecar_and_leaves_no_thread(tmp_path: Path) -> None:
     link = RankLink(tmp_path / "nothing.sock", FakeEndpoint(card(0)), expected_ranks=1).start()
-    time.sleep(0.3)
-    assert link.failed is None and "No such file" in link.error and not link.connected
+    end = time.monotonic() + 20
+    while "No such file" not in link.error:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert link.failed is None and not link.connected
     began = time.monotonic()
     link.stop()
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 10
     assert not any(t.name == "pdtransfer-rank-link" for t in threading.enumerate())
     link._on_change()  # a late callback after stop is harmless
     link.stop()
@@ -349,7 +352,7 @@ def test_a_link_that_dies_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(link, "_serve", die)
     link.start()
-    link._thread.join(2)
+    link._thread.join(20)
     assert link.failed is death
 
 
@@ -364,11 +367,13 @@ async def test_a_busy_endpoint_does_not_flood_the_sidecar(tmp_path: Path) -> Non
         try:
             await ranks(sidecar, (0, "i1"))
             lines.clear()
-            for _ in range(50):  # 5000 signals in one second
+            began = time.monotonic()
+            for _ in range(50):  # 5000 signals in a second or more
                 for _ in range(100):
                     endpoint.changed()
                 await asyncio.sleep(0.02)
-            assert len(lines) <= 6  # heartbeats only: nothing but their time changed
+            beats = (time.monotonic() - began) / rank_link.HEARTBEAT
+            assert len(lines) <= 4 + beats  # heartbeats only: nothing but their time changed
         finally:
             link.stop()
 

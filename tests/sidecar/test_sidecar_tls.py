@@ -34,7 +34,7 @@ def client(folder: Path | None, trust: Path) -> httpx.AsyncClient:
     context = ssl.create_default_context(cafile=str(trust / "ca.crt"))
     if folder is not None:
         context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-    return httpx.AsyncClient(verify=context, timeout=5.0)
+    return httpx.AsyncClient(verify=context, timeout=20.0)
 
 
 async def get(sidecar: Sidecar, folder: Path | None, trust: Path, path: str = "/v1/cards") -> httpx.Response:
@@ -86,7 +86,7 @@ async def test_the_operator_gets_in_and_nobody_else(ca: Authority, pod_tls: Path
 
 async def test_plain_http_and_probes_are_not_mixed(ca: Authority, pod_tls: Path, tmp_path: Path) -> None:
     operator = ca.issue(tmp_path / "op", OPERATOR_IDENTITY)
-    async with running(tmp_path, tls_dir=pod_tls) as sidecar, httpx.AsyncClient(timeout=5.0) as anyone:
+    async with running(tmp_path, tls_dir=pod_tls) as sidecar, httpx.AsyncClient(timeout=20.0) as anyone:
         assert sidecar.control is not None
         with pytest.raises(httpx.TransportError):
             await anyone.get(f"http://127.0.0.1:{sidecar.control.port}/v1/cards")
@@ -156,7 +156,7 @@ async def test_missing_certificates_keep_no_rank_out_and_are_taken_when_they_com
 ) -> None:
     operator = ca.issue(tmp_path / "op", OPERATOR_IDENTITY)
     late = tmp_path / "late"
-    async with running(tmp_path, tls_dir=late) as sidecar, httpx.AsyncClient(timeout=5.0) as anyone:
+    async with running(tmp_path, tls_dir=late) as sidecar, httpx.AsyncClient(timeout=20.0) as anyone:
         assert sidecar.control is None
         text = (await anyone.get(f"http://127.0.0.1:{sidecar.health.port}/readyz")).text
         assert "control API has no usable certificate: ca.crt can not be read" in text
@@ -185,7 +185,7 @@ async def test_a_mounted_secret_rotates_by_its_symlink(ca: Authority, tmp_path: 
 async def test_readyz_and_metrics_tell_of_certificates_that_could_not_be_used(
     ca: Authority, pod_tls: Path, tmp_path: Path
 ) -> None:
-    async with running(tmp_path, tls_dir=pod_tls) as sidecar, httpx.AsyncClient(timeout=5.0) as anyone:
+    async with running(tmp_path, tls_dir=pod_tls) as sidecar, httpx.AsyncClient(timeout=20.0) as anyone:
         health = f"http://127.0.0.1:{sidecar.health.port}"
         (pod_tls / "tls.key").write_text("-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n")
         await until(lambda: sidecar.hub.tls_warning)
