@@ -33,12 +33,16 @@ from pdtransfer.session.frames import (
     Sample,
 )
 from pdtransfer.session.lender import SAMPLE_BYTES, Lender, digest
-from pdtransfer.session.scratch import BLOCK, Scratch
+from pdtransfer.session.scratch import BLOCK, SLOTS, Scratch
 from pdtransfer.session.scratch_moves import ScratchMoves, Timed, one_piece
+from pdtransfer.session.turns import Turns
 
 SAMPLE_REGIONS = 8
 SAMPLES = 2 * SAMPLE_REGIONS
 CONCURRENT = 2
+TURN = 1.0
+"""Seconds: a probe takes some 50 ms, and one whose bytes do not move up to `Timeouts.probe`: peers that are well must
+not wait for those."""
 TRIES = 3
 
 
@@ -86,7 +90,7 @@ class Prober:
         """This rank's copy rates, by the memory kind they are really in."""
         self._lender = Lender(core, self.scratch, card)
         self._answers: dict[tuple[Peer, int], asyncio.Future[Any]] = {}
-        self._turn = asyncio.Semaphore(CONCURRENT)
+        self._turns = Turns(CONCURRENT, TURN, SLOTS // 2 - 2)
         self._seq = 0
         self._moves = ScratchMoves(core, self.scratch)
 
@@ -96,7 +100,7 @@ class Prober:
         """Raises TransferError when bytes do not move or do not match. Leaves the rates with the peer."""
         if self._moves.hangs(peer):
             raise DeadlineExceeded("bytes of an earlier probe are still on their way", peer=peer.label)
-        async with self._turn:
+        async with self._turns.taken():
             self._core.hot(1)
             try:
                 result = await asyncio.wait_for(self._probe(peer), self._core.timeouts.probe)
