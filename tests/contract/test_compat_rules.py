@@ -93,7 +93,7 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("A11", "gqa8", {PP: 2, "speculative_algorithm": "EAGLE"}, "FFF"),
     ("A11", "gqa8", {PP: 2, "speculative_algorithm": "NGRAM"}, "FFF"),
     ("A12", "mla", {"decode": {"context_parallel": 2, TP: 2}}, "FFF"),
-    ("A13", "mla", {"prefill": {"context_parallel": 2, TP: 2}}, "FPP"),
+    ("A13", "mla", {"prefill": {"context_parallel": 2, TP: 2}}, "PPP"),
     ("A13", "mla", {"prefill": {"context_parallel": 2, TP: 2, "all_cp_ranks_transfer": True}}, "FFF"),
     ("A14", "mla", {TP: 4, "dcp_size": 2}, "FPP"),
     ("A14", "mla", {TP: 4, "decode": {"dcp_size": 2}}, "FPP"),

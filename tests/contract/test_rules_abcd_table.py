@@ -99,7 +99,9 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
         "FPP",
     ),
     ("A13", "kimi", prefill(tensor_parallel=2, context_parallel=2, all_cp_ranks_transfer=True), "FPP"),
-    ("A13", "mla", unknown("all_cp_ranks_transfer", **prefill(tensor_parallel=2, context_parallel=2)), "FUU"),
+    ("A13", "mla", unknown("all_cp_ranks_transfer", **prefill(tensor_parallel=2, context_parallel=2)), "UUU"),
+    ("A13", "kimi", prefill(tensor_parallel=2, context_parallel=2), "FPP"),
+    ("A13", "mla", sides({TP: 2, CP: 2}, {"all_cp_ranks_transfer": True}), "PFF"),
     ("A14", "gqa8", {TP: 4, DCP: 2}, "FPP"),
     ("A14", "mla", sides({DCP: 2}, {DCP: 4}, tensor_parallel=4), "FFF"),
     ("A15", "mla", sides({"kv_cache_sharding": True}, {DCP: 2}, tensor_parallel=4), "PFF"),
@@ -344,6 +346,13 @@ OUTCOMES: list[tuple[str, str, dict[str, Any], Backend, str]] = [
     ("A9", "gqa8", sides({PP: 2}, {}), Backend.NIXL, "PDEAD"),
     ("A9", "swa8", sides({PP: 2}, {}), Backend.MOONCAKE, "WRONG"),
     ("A9", "swa8", sides({PP: 2}, {}), Backend.PDCLUSTER, "START"),
+    (
+        "A13",
+        "mla",
+        prefill(tensor_parallel=2, context_parallel=2, all_cp_ranks_transfer=True),
+        Backend.PDCLUSTER,
+        "START",
+    ),
     ("A14", "mla", {TP: 4, "decode": {DCP: 2}}, Backend.PDCLUSTER, "START"),
     ("A14", "mla", {TP: 4, "prefill": {DCP: 2}}, Backend.PDCLUSTER, "REQ"),
     ("A14", "mla", {TP: 4, "prefill": {DCP: 2}}, Backend.NIXL, "PDEAD"),
@@ -356,6 +365,12 @@ OUTCOMES: list[tuple[str, str, dict[str, Any], Backend, str]] = [
     ("A20", "gqa8", {"pd_role_switch": True, PP: 2}, Backend.NIXL, "START"),
     ("A21", "gqa8", sides({TP: 2, "decode_tp_sizes": {1, 4}}, {TP: 4}), Backend.NIXL, "REQ"),
     ("B5", "dsa", sides({"accelerator": SM90}, {"accelerator": SM100}, kv_dtype="auto"), Backend.NIXL, "DCRASH"),
+    ("B4", "gqa8", {"kv_dtype": "auto", **decode(model_dtype="float16")}, Backend.NIXL, "WRONG"),
+    ("B4", "gqa8", {"kv_dtype": "auto", **decode(model_dtype="float16")}, Backend.PDCLUSTER, "REQ"),
+    ("B7", "gqa8", decode(model_name="example/other"), Backend.NIXL, "WRONG"),
+    ("B7", "gqa8", decode(model_name="example/other"), Backend.PDCLUSTER, "REQ"),
+    ("C5", "gqa8", sides({SPEC: "EAGLE"}, {SPEC: "DSPARK"}), Backend.NIXL, "WRONG"),
+    ("C5", "gqa8", sides({SPEC: "EAGLE"}, {SPEC: "DSPARK"}), Backend.PDCLUSTER, "REQ"),
     ("B9", "gqa8", {"kv_dtype": "nvfp4"}, Backend.NIXL, "WRONG"),
     (
         "B9",
@@ -404,6 +419,26 @@ def test_memory_for_decode_context_parallelism_is_the_tables_example(pair: Pair)
     # Two pipeline stages of 30 and 31 layers: the larger one counts.
     half = check(*pair("mla", **sizes | {"prefill": {PP: 2}}), Backend.NIXL).finding("A17")
     assert half and f"{4 * 32768 * 31 * 1152} bytes" in half.message
+
+
+def test_another_geometry_hurts_by_which_side_is_larger(pair: Pair) -> None:
+    """B7: NIXL refuses fewer regions on decode and longer items on prefill, and takes the rest for right."""
+    p, d = pair("gqa8", tensor_parallel=4)
+    assert p.geometry is not None
+    for change, words in (
+        ({"layers": 30}, ("PDEAD", "WRONG")),  # fewer layers on decode, then on prefill
+        ({"kv_heads": 4}, ("PDEAD", "WRONG")),  # 1 head a rank against 2
+        ({"head_dim": 32}, ("PDEAD", "WRONG")),
+        ({"kv_heads": 16}, ("WRONG", "PDEAD")),
+    ):
+        other = p.geometry.model_copy(update=change)
+        found = [
+            check(p.model_copy(update={"geometry": a}), d.model_copy(update={"geometry": b}), Backend.NIXL).finding(
+                "B7"
+            )
+            for a, b in ((p.geometry, other), (other, p.geometry))
+        ]
+        assert tuple(f.severity for f in found if f) == words, change
 
 
 def test_messages_name_both_values(pair: Pair) -> None:

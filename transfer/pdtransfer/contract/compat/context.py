@@ -29,24 +29,28 @@ def a12(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 @A.rule(
     "A13",
     "Which context-parallel prefill ranks send",
-    columns(Outcome.REQ, Outcome.HANG, Outcome.HANG),
-    needs=("context_parallel", "all_cp_ranks_transfer"),
+    columns(Outcome.START, Outcome.HANG, Outcome.HANG),
+    needs=("context_parallel", "all_cp_ranks_transfer", "geometry"),
     change="set SGLANG_DISAGGREGATION_ALL_CP_RANKS_TRANSFER alike on both roles; with transfer.backend "
-    "PDCluster use prefill context parallel size 1",
+    "PDCluster leave it unset on prefill",
 )
 def a13(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     if p.context_parallel == 1:
         return None
+    geometry = p.geometry or d.geometry
+    hybrid = geometry is not None and geometry.latent and bool(geometry.linear_layers)
     if backend is Backend.PDCLUSTER:
+        if not hybrid and not known(p.all_cp_ranks_transfer, p, "all_cp_ranks_transfer"):
+            return None
+        why = "SGLang lets all of them send for MLA beside linear attention" if hybrid else "all of them are to send"
         return Hit(
-            f"prefill has context parallel size {p.context_parallel}, which PDCluster's mover does not do yet",
-            consequence="The pair is refused.",
+            f"prefill has context parallel size {p.context_parallel}, and {why}; PDCluster sends from the first one",
+            change="use prefill context parallel size 1, or transfer.backend Mooncake" if hybrid else "",
         )
     if p.dsa_cache_layer_split or p.kv_cache_sharding:
         return None  # All ranks send, and decode reads that from prefill's answer.
-    geometry = p.geometry or d.geometry
-    if geometry is not None and geometry.latent and geometry.linear_layers:
-        return None  # Both sides switch it on by themselves for MLA beside linear attention.
+    if hybrid:
+        return None  # Both sides switch it on by themselves.
     ours = known(p.all_cp_ranks_transfer, p, "all_cp_ranks_transfer")
     theirs = known(d.all_cp_ranks_transfer, d, "all_cp_ranks_transfer")
     if ours == theirs:

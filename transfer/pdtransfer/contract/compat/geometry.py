@@ -77,7 +77,7 @@ def b3(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 @B.rule(
     "B4",
     "KV dtype 'auto' means the same on both sides",
-    every(Outcome.WRONG),
+    columns(Outcome.REQ, Outcome.WRONG, Outcome.WRONG),
     needs=("kv_dtype", "model_dtype"),
     change="set kvCache.dtype to an explicit value, or --dtype alike on both roles",
 )
@@ -87,7 +87,10 @@ def b4(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     ours, theirs = known(p.model_dtype, p, "model_dtype"), known(d.model_dtype, d, "model_dtype")
     if ours == theirs:
         return None
-    return Hit(f"KV dtype is 'auto' on both sides, and prefill's model dtype is {ours}, decode's {theirs}")
+    return Hit(
+        f"KV dtype is 'auto' on both sides, and prefill's model dtype is {ours}, decode's {theirs}",
+        consequence=_REFUSED if backend is Backend.PDCLUSTER else "",
+    )
 
 
 _LATENT_SHAPE = ("layers", "kv_lora_rank", "qk_rope_head_dim", "index_head_dim")
@@ -110,22 +113,48 @@ def shape_difference(ours: ModelGeometry, theirs: ModelGeometry) -> tuple[str, o
 @B.rule(
     "B7",
     "Both sides serve the same model",
-    every(Outcome.WRONG),
+    columns(Outcome.REQ, Outcome.WRONG, Outcome.WRONG),
     needs=("model_name", "model_revision", "geometry", "layers"),
     change="serve the same model and revision on both roles",
 )
 def b7(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    ours_refuses = "The fingerprints differ; the handshake refuses the peer." if backend is Backend.PDCLUSTER else ""
     for name in ("model_name", "model_revision", "layers"):
         ours, theirs = getattr(p, name), getattr(d, name)
         # A revision that neither side states can't be compared; one that only one states can't either.
         if ours is not None and theirs is not None and ours != theirs:
-            return Hit(f"prefill {_plain(name)} is {_shown(ours)}, decode {_plain(name)} is {_shown(theirs)}")
+            problem = f"prefill {_plain(name)} is {_shown(ours)}, decode {_plain(name)} is {_shown(theirs)}"
+            return Hit(problem, consequence=ours_refuses)
     if p.geometry and d.geometry and (found := shape_difference(p.geometry, d.geometry)):
         name, ours, theirs = found
-        return Hit(f"prefill model has {name} {_shown(ours)}, decode model has {_shown(theirs)}")
+        return Hit(
+            f"prefill model has {name} {_shown(ours)}, decode model has {_shown(theirs)}",
+            outcome=Outcome.PDEAD if backend is Backend.NIXL and _refused_by_nixl(p, d) else None,
+            consequence=ours_refuses,
+        )
     known(p.model_name, p, "model_name")
     known(d.model_name, d, "model_name")
     return None
+
+
+def _refused_by_nixl(p: RoleFacts, d: RoleFacts) -> bool:
+    """NIXL refuses fewer regions on decode, and at equal TP items that are longer on prefill; what is shorter, or
+    more, it takes for right."""
+    ours, theirs = p.geometry, d.geometry
+    if ours is None or theirs is None or ours.latent != theirs.latent:
+        return False
+    if len(ours.kv_layers) > len(theirs.kv_layers):
+        return True
+    tp = attention_tp(p)
+    if tp != attention_tp(d):
+        return False
+    return any(
+        a.heads_per_rank(tp) * dims[0] > b.heads_per_rank(tp) * dims[1]
+        for a, b, dims in (
+            (ours, theirs, (ours.head_dim, theirs.head_dim)),
+            (ours, theirs, (ours.value_dim, theirs.value_dim)),
+        )
+    )
 
 
 def _plain(name: str) -> str:

@@ -114,7 +114,13 @@ def c5(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     if not ours or not theirs:
         return None
     if ours != theirs:
-        return Hit(f"prefill speculates with {ours}, decode with {theirs}, and both store draft KV")
+        return Hit(
+            f"prefill speculates with {ours}, decode with {theirs}, and both store draft KV",
+            outcome=Outcome.REQ if backend is Backend.PDCLUSTER else None,
+            consequence="The fingerprints differ; the handshake refuses the peer."
+            if backend is Backend.PDCLUSTER
+            else "",
+        )
     if p.draft_model is not None and d.draft_model is not None and p.draft_model != d.draft_model:
         return Hit(f"prefill's draft model is {p.draft_model}, decode's {d.draft_model}")
     return None
