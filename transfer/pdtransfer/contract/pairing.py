@@ -18,6 +18,8 @@ def heads_meet(prefill: RankLayout, decode: RankLayout) -> bool:
     With replicated heads several prefill ranks hold what one decode rank needs; the one sender is
     chosen by TP rank so that each byte is sent once and the senders share the load."""
     p, d = prefill.coordinates, decode.coordinates
+    if p.cp:
+        return False  # every context-parallel rank ends up with the whole prompt's rows: the first one sends
     if prefill.heads is None or decode.heads is None:
         # One copy on every rank: decode rank r asks prefill rank r * P // D.
         return p.tp == d.tp * p.tp_size // d.tp_size

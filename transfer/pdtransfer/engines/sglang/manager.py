@@ -31,6 +31,7 @@ from pdtransfer.engines.sglang.rank import Rank
 from pdtransfer.engines.sglang.rows import Buffers
 from pdtransfer.engines.sglang.settings import read_settings
 from pdtransfer.session.api import EndpointConfig, PoolRegion, Timeouts
+from pdtransfer.session.endpoint import nixl_agent
 
 log = logging.getLogger(__name__)
 MIB = 1 << 20
@@ -43,6 +44,8 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
     reports_transfer_latency = True
     kv_status_msg_tag = b"KV_STATUS"
     kv_status_msg_carries_reason = True
+    agent_factory = staticmethod(nixl_agent)
+    """Makes the rank's NIXL agent."""
 
     def __init__(
         self, args: Any, disaggregation_mode: Any, server_args: Any, is_mla_backend: bool | None = False
@@ -104,7 +107,13 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
             self.settings, place, model, at, stage.heads, regions, self.kv_args, speculation
         )
         self.rank = Rank(
-            template, regions, self._config(regions), self.settings, self._ranks_here(), self._peers_changed
+            template,
+            regions,
+            self._config(regions),
+            self.settings,
+            self._ranks_here(),
+            self._peers_changed,
+            self.agent_factory,
         )
         self.rank.endpoint.on_change(self._look)
 
@@ -141,7 +150,7 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
     def _ranks_here(self) -> int:
         parallel = get_parallel()
         replicas = self.system_dp_size if self.attn_dp_size == 1 else 1
-        return max(1, parallel.tp_size * parallel.pp_size * replicas // max(1, parallel.nnodes))
+        return max(1, int(parallel.tp_size * parallel.pp_size * replicas) // max(1, int(parallel.nnodes)))
 
     def _config(self, regions: list[PoolRegion]) -> EndpointConfig:
         """The endpoint's settings: SGLang's own timeouts, and staging memory that is never more than the pool."""

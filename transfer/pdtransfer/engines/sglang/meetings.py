@@ -18,6 +18,7 @@ from pdtransfer.errors import TransferError
 
 log = logging.getLogger(__name__)
 WORKERS = 4
+MAX_TROUBLES = 1024
 REFUSED_S = 5.0
 """How long a refusal stands before the address is looked at again."""
 
@@ -40,11 +41,16 @@ class Meetings:
         self._lock = threading.Lock()
         self._running: dict[str, Future[Outcome | None]] = {}
         self._outcomes: dict[str, Outcome] = {}
+        self._trouble: dict[str, str] = {}
 
     def met(self, address: str) -> Registry | None:
         """What is known of an engine that was met."""
         outcome = self._outcomes.get(address)
         return outcome.registry if outcome is not None else None
+
+    def trouble(self, address: str) -> str:
+        """Why an engine that was asked for was not met yet; empty when it was."""
+        return "" if self.met(address) else self._trouble.get(address, "")
 
     def incarnations(self, address: str) -> str:
         """As its bootstrap server's health names them; empty when it was not met."""
@@ -71,6 +77,7 @@ class Meetings:
             outcome = Outcome(registry=self._meet(address))
         except NotReachable as error:
             log.warning("%s", error)
+            self._trouble[address] = str(error)
         except (NotOurs, TransferError) as error:
             log.error("the prefill engine at %s is refused: %s", address, error)
             outcome = Outcome(refusal=str(error))
@@ -82,6 +89,11 @@ class Meetings:
                 self._running.pop(address, None)
                 if outcome is not None:
                     self._outcomes[address] = outcome
+                    self._trouble.pop(address, None)
+                while len(self._trouble) > MAX_TROUBLES:  # addresses come from requests
+                    del self._trouble[next(iter(self._trouble))]
+                while len(self._outcomes) > MAX_TROUBLES:
+                    del self._outcomes[next(iter(self._outcomes))]
         return outcome
 
     def forget(self, address: str) -> None:

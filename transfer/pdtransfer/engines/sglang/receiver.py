@@ -127,7 +127,8 @@ class PdclusterKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     def abort(self) -> None:
         """The request is over here; prefill stops, and acknowledges when nothing is under way any more."""
         if self.conclude_state != KVPoll.Failed:
-            self._fail("Aborted by AbortReq.")
+            # SGLang aborts a request too whose prefill engine it could not reach in 15 tries.
+            self._fail(self.kv_mgr.meetings.trouble(self.bootstrap_addr) or "Aborted by AbortReq.")
         self.ensure_abort_notified()
 
     def ensure_abort_notified(self, *, force_arm: bool = False) -> None:

@@ -43,6 +43,10 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
         self._attempt: int | None = None
         mgr.senders[bootstrap_room] = self
         super().__init__(mgr, bootstrap_addr, bootstrap_room, req_has_disagg_prefill_dp_rank)
+        try:
+            mgr.rank.endpoint.expect(bootstrap_room)
+        except Exception as error:
+            self._fail(_told(error))
 
     # --- what SGLang calls ------------------------------------------------------------------
 
