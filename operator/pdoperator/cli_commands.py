@@ -58,7 +58,9 @@ def read_side(role: Role, text: str, accelerator: Accelerator | None, options: C
         )
     read = command_facts(
         role,
-        Flags({k: v for k, v in flags.values.items() if k not in unknown}, flags.problems, flags.unknown),
+        Flags(
+            {k: v for k, v in flags.values.items() if k not in unknown}, flags.problems, flags.unknown, flags.foreign
+        ),
         {k: v for k, v in command.environment.items() if k not in unknown},
         unknown=unknown,
         geometry=_geometry(flags, options),

@@ -66,6 +66,12 @@ def test_flags_that_sglang_does_not_have_are_told_apart_from_mistakes() -> None:
     assert len(flags.problems) == 2
 
 
+def test_a_value_that_only_a_plugin_can_bring_is_told_apart() -> None:
+    flags = read_flags(["--attention-backend", "mine", "--disaggregation-transfer-backend", "pdcluster"])
+    assert flags.foreign == ("--attention-backend mine",) and flags.problems == ()
+    assert read_flags(["--dsa-decode-backend", "mine"]).problems  # no plugin adds to these
+
+
 @pytest.mark.parametrize("text, count", [("1k", 1000), ("25.6k", 25600), ("1Ki", 1024), ("2M", 2_000_000), ("7", 7)])
 def test_sizes_of_token_counts(text: str, count: int) -> None:
     assert tokens(text) == count

@@ -141,6 +141,13 @@ def test_what_is_not_read_is_named(run: Run, config: str) -> None:
     assert code == 1 and "EngineFlag" in failing(out)
 
 
+def test_a_value_that_only_a_plugin_can_bring_is_unknown(run: Run, config: str) -> None:
+    args = ("--prefill-args", f"{PREFILL} --attention-backend mine", "--decode-args", DECODE)
+    code, out = run(*args, "--model-config", config, *KNOWN)
+    (found,) = [f for f in out["findings"] if f["rule"] == "EngineFlag"]
+    assert code == 0 and found["status"] == "Unknown" and "--attention-backend mine" in found["message"]
+
+
 def test_what_sglang_refuses_fails(run: Run) -> None:
     code, out = run("--prefill-args", f"{PREFILL} --tp many", "--decode-args", DECODE.replace("--model-path m ", ""))
     messages = " ".join(f["message"] for f in out["findings"] if f["rule"] == "EngineFlag")

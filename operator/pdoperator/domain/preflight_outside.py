@@ -73,6 +73,16 @@ def flag_findings(role: Role, flags: Flags, engine_version: str | None) -> tuple
             found.append(
                 Finding("EngineFlag", "Fail", f"{role.value}: {problem}. SGLang refuses to start.", "Correct the flag.")
             )
+    found += [
+        Finding(
+            "EngineFlag",
+            "Unknown",
+            f"{role.value}: {value} is no value of SGLang {READ_FROM}'s own: it refuses to start unless a plugin "
+            "brings it in",
+            "Correct the value, or install its plugin on this side.",
+        )
+        for value in flags.foreign
+    ]
     return tuple(found)
 
 

@@ -27,6 +27,8 @@ class Flag:
     choices: tuple[str, ...] = ()
     fact: str = ""
     """Attribute of RoleFacts that takes the value as it is; '' where it is derived (`facts.py`) or no rule reads it."""
+    open: bool = False
+    """Plugins can add to the choices: another value is not refused, but not known either."""
     unset: Any = None
     """What the fact is where the setting is null: '' for "none". None: not known."""
 
@@ -44,16 +46,29 @@ def _f(
     *,
     dest: str = "",
     choices: str = "",
+    open: bool = False,
     unset: Any = None,
 ) -> Flag:
     """A row: space-separated names without dashes, and choices."""
     spelled = tuple("--" + n for n in names.split())
     if kind is Kind.SWITCH and default is None:
         default = False
-    return Flag(spelled, kind, dest or spelled[0][2:].replace("-", "_"), default, tuple(choices.split()), fact, unset)
+    return Flag(
+        spelled, kind, dest or spelled[0][2:].replace("-", "_"), default, tuple(choices.split()), fact, open, unset
+    )
 
 
 _INT, _SWITCH, _FLOAT, _TOKENS = Kind.INT, Kind.SWITCH, Kind.FLOAT, Kind.TOKENS
+
+_ATTENTION = (
+    "triton torch_native flex_attention dsa nsa qsa dsv4 compressed fa3 fa4 flashinfer llada2_cfg_flashinfer flashmla "
+    "trtllm_mla cutedsl_mla tokenspeed_mla trtllm_mha hpc_ops minicpm_flashattn minicpm_flashinfer aiter wave "
+    "intel_amx ascend intel_xpu"
+)
+_DSA = (
+    "flashmla_sparse flashmla_sparse_q8 flashmla_kv flashmla_auto flashinfer_sparse_mla fa3 tilelang triton aiter "
+    "trtllm intel_xpu"
+)
 
 FLAGS: tuple[Flag, ...] = (
     # The model.
@@ -81,8 +96,19 @@ FLAGS: tuple[Flag, ...] = (
     _f("enable-prefill-cp", _SWITCH),
     _f("enable-kv-cache-sharding", _SWITCH, fact="kv_cache_sharding"),
     _f("enable-dsa-cache-layer-split", _SWITCH, fact="dsa_cache_layer_split"),
-    _f("load-balance-method", default="auto", fact="load_balance_method"),
-    _f("moe-a2a-backend", default="none", fact="moe_a2a_backend"),
+    _f(
+        "load-balance-method",
+        default="auto",
+        fact="load_balance_method",
+        choices="auto round_robin follow_bootstrap_room total_requests total_tokens",
+    ),
+    _f(
+        "moe-a2a-backend",
+        default="none",
+        fact="moe_a2a_backend",
+        choices="none deepep mooncake nixl mori ascend_fuseep flashinfer megamoe deepep_v2 pplx ascend_tp "
+        "flashinfer_megamoe",
+    ),
     _f("nnodes", _INT, 1),
     _f("node-rank", _INT, 0),
     _f("dist-init-addr nccl-init-addr"),
@@ -98,16 +124,18 @@ FLAGS: tuple[Flag, ...] = (
     _f("enable-priority-scheduling", _SWITCH, fact="priority_scheduling"),
     _f("disable-priority-preemption", _SWITCH, fact="disable_priority_preemption"),
     _f("device"),
-    _f("attention-backend", fact="attention_backend", unset=""),
-    _f("prefill-attention-backend", fact="prefill_attention_backend", unset=""),
-    _f("decode-attention-backend", fact="decode_attention_backend", unset=""),
-    _f("dsa-prefill-backend"),
-    _f("dsa-decode-backend"),
-    _f("dsv4-attn-backend", default="auto", fact="dsv4_attention_backend"),
+    _f("attention-backend", fact="attention_backend", choices=_ATTENTION, open=True, unset=""),
+    _f("prefill-attention-backend", fact="prefill_attention_backend", choices=_ATTENTION, open=True, unset=""),
+    _f("decode-attention-backend", fact="decode_attention_backend", choices=_ATTENTION, open=True, unset=""),
+    _f("dsa-prefill-backend", choices=_DSA + " triton_sparse_mla"),
+    _f("dsa-decode-backend", choices=_DSA),
+    _f(
+        "dsv4-attn-backend", default="auto", fact="dsv4_attention_backend", choices="auto flashmla flashmla_mega trtllm"
+    ),
     # Speculation.
     _f("speculative-algorithm", fact="speculative_algorithm", unset=""),
     _f("speculative-draft-model-path speculative-draft-model", fact="draft_model"),
-    _f("speculative-draft-kv-cache-dtype"),
+    _f("speculative-draft-kv-cache-dtype", choices="auto fp8_e5m2 fp8_e4m3 bf16 bfloat16"),
     _f("speculative-num-draft-tokens", _INT, fact="draft_tokens"),
     _f("speculative-eagle-topk", _INT, fact="speculative_eagle_topk"),
     _f("speculative-adaptive", _SWITCH, fact="speculative_adaptive"),
@@ -124,7 +152,12 @@ FLAGS: tuple[Flag, ...] = (
     _f("enable-linear-replayssm-spec", _SWITCH, fact="linear_replayssm_spec"),
     # Hierarchical cache and KV on the host.
     _f("enable-hierarchical-cache enable-hicache", _SWITCH, fact="hierarchical_cache"),
-    _f("hicache-storage-backend", fact="hicache_storage_backend", unset=""),
+    _f(
+        "hicache-storage-backend",
+        fact="hicache_storage_backend",
+        unset="",
+        choices="file sim mooncake npu_memcache hf3fs nixl aibrix dynamic eic simm mori shm tensorcast seaweedfs",
+    ),
     _f("hicache-ratio", _FLOAT, fact="hicache_ratio"),
     _f("hicache-size", _INT, 0, "hicache_size"),
     _f("hicache-host-memory-mode", default="cache", fact="hicache_host_memory_mode", choices="cache buffer_only"),
@@ -146,7 +179,12 @@ FLAGS: tuple[Flag, ...] = (
     _f("hisparse-config hierarchical-sparse-attention-extra-config"),
     # Prefill and decode.
     _f("disaggregation-mode", default="null", choices="null prefill decode"),
-    _f("disaggregation-transfer-backend", default="mooncake"),
+    _f(
+        "disaggregation-transfer-backend",
+        default="mooncake",
+        choices="mooncake nixl ascend fake mori mooncake_tcp",
+        open=True,
+    ),
     _f("disaggregation-bootstrap-port", _INT, 8998, "bootstrap_port"),
     _f("disaggregation-ib-device", fact="ib_device", unset=""),
     _f("disaggregation-decode-enable-radix-cache", _SWITCH, fact="decode_radix_cache"),

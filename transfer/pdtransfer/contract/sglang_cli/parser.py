@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 from pdtransfer.contract.sglang_cli.flags import BY_DEST, FLAGS, OTHERS, READ_FROM
 from pdtransfer.contract.sglang_cli.kinds import Kind, argparse_options
 
+_OURS = ("pdcluster",)
+"""What this project's own plugin brings in."""
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 
@@ -30,6 +32,8 @@ class Flags:
     values: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     problems: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    """Values that only a plugin can have brought in, as `--flag value`; SGLang refuses them without it."""
 
     def given(self, dest: str) -> bool:
         """Whether the arguments set it."""
@@ -59,7 +63,7 @@ def _parser() -> _Parser:
             parser.add_argument(*off, dest=flag.dest, action="store_const", const=False)
             continue
         options = argparse_options(flag.kind)
-        if flag.choices:
+        if flag.choices and not flag.open:
             options["choices"] = flag.choices
         parser.add_argument(*flag.names, dest=flag.dest, **options)
     return parser
@@ -117,7 +121,12 @@ def _read(arguments: tuple[str, ...]) -> Flags:
         values |= vars(found)
         problems += [f"{a!r} belongs to no flag" for a in left]
     problems += [f"{name}: SGLang {READ_FROM} has no such flag{_near(name)}" for name in dict.fromkeys(unknown)]
-    return Flags(MappingProxyType(values), tuple(problems), tuple(dict.fromkeys(unknown)))
+    foreign = (
+        f"{flag.name} {values[flag.dest]}"
+        for flag in FLAGS
+        if flag.open and flag.dest in values and values[flag.dest] not in (*flag.choices, *_OURS)
+    )
+    return Flags(MappingProxyType(values), tuple(problems), tuple(dict.fromkeys(unknown)), tuple(foreign))
 
 
 def _groups(arguments: Sequence[str]) -> list[list[str]]:
