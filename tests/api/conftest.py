@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from free_ports import free_port
 
 START_TIMEOUT_S = 60
 
@@ -49,16 +50,6 @@ class ApiServer:
         )
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
@@ -87,7 +78,7 @@ def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     if missing:
         pytest.skip(f"{', '.join(missing)} not built: run `make tools` once")
     folder = tmp_path_factory.mktemp("apiserver")
-    client, peer, secure = _free_ports(3)
+    client, peer, secure = free_port(), free_port(), free_port()
     subprocess.run(["openssl", "genrsa", "-out", folder / "sa.key", "2048"], check=True, capture_output=True)
     subprocess.run(
         ["openssl", "rsa", "-in", folder / "sa.key", "-pubout", "-out", folder / "sa.pub"],

@@ -19,7 +19,7 @@ from pdoperator.runtime.operator import Operator
 from pdoperator.runtime.supervisor import Pace
 from pdoperator.settings import OperatorSettings, parse
 
-TIMES = LeaseTimes(duration=1.0, renew=0.2, retry=0.05, margin=0.3)
+TIMES = LeaseTimes(duration=2.0, renew=0.2, retry=0.05, margin=0.4)
 PACE = Pace(resync=0.2, coalesce=0.0, backoff_first=0.05, backoff_max=0.1)
 
 
@@ -45,7 +45,7 @@ def operator(kube: Any, decide: Any = small_decide) -> Operator:
     return Operator(kube, settings, decide, pace=PACE, times=TIMES)
 
 
-async def until(what: Callable[[], Any], timeout: float = 5.0) -> None:
+async def until(what: Callable[[], Any], timeout: float = 20.0) -> None:
     deadline = time.monotonic() + timeout
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -66,11 +66,11 @@ async def test_a_cut_off_operator_stops_and_its_successor_goes_on_with_a_higher_
     running = asyncio.create_task(first.run())
     await until(lambda: len(kube.of("Pod")) == 2)
     successor = asyncio.create_task(second.run())
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(2.5)  # without a renewal it would be lost
     assert first.lease.held() and not second.lease.held()
     link.cut = True
     with pytest.raises(LeaseLost):
-        await asyncio.wait_for(running, 5.0)
+        await asyncio.wait_for(running, 20.0)
     await first.stop()
     await until(second.lease.held)
     kube.remove(("v1", "Pod", "user", "a-prefill-0-0-abc-0"))

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from free_ports import free_port
 from pdoperator.domain.actions import DesiredWorker, SetWorkers
 from pdoperator.domain.observed import Worker
 from pdoperator.pods.router import RouterClient, RouterError
@@ -36,12 +37,6 @@ class _Healthy(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         return
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ def router() -> Iterator[Router]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             break
@@ -83,7 +78,7 @@ def router() -> Iterator[Router]:
         server.shutdown()
 
 
-async def listed(client: RouterClient, wanted: int, seconds: float = 15.0) -> tuple[Worker, ...]:
+async def listed(client: RouterClient, wanted: int, seconds: float = 60.0) -> tuple[Worker, ...]:
     """Workers once there are `wanted` of them, all healthy."""
     deadline = time.monotonic() + seconds
     while True:
@@ -110,7 +105,7 @@ async def test_workers_are_added_with_their_island_listed_and_removed(router: Ro
     await client.set_workers(SetWorkers("r", "127.0.0.1", remove=(prefill.id,)), KEY)
     # The same URL on another island while the old entry is still leaving: 409, to be asked again.
     moved = DesiredWorker(router.prefill, "prefill", 8998, "island-b")
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         await client.set_workers(SetWorkers("r", "127.0.0.1", add=(moved,)), KEY)
         workers = {w.url: w for w in await client.workers("127.0.0.1", KEY)}
