@@ -6,8 +6,6 @@ Expected values are written down here by hand, setting by setting; what is not e
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,18 +14,17 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kit_machine import TREE, cpu_variables, environment
+from kit_specs import ANSWER_S, RDMA, arguments, ask_sglang, make_models, manifest
 
 from pdoperator.api.spec import PDClusterSpec
 from pdoperator.api.validation import manifest_problems, with_defaults
-from pdoperator.domain.engine_command import NodePlace, engine_command
+from pdoperator.domain.engine_command import NodePlace
 from pdoperator.domain.engine_flags import OWNED, owned_flag
 from pdoperator.domain.preflight import preflight
-from pdoperator.domain.revision import role_spec
 from pdtransfer.contract.base import Role
 from pdtransfer.engines.reference import options as reference_options
 
-ANSWER_S = 500
+pytestmark = pytest.mark.timeout(ANSWER_S)
 BOTH = {
     "host": "0.0.0.0",
     "port": 30000,
@@ -36,39 +33,6 @@ BOTH = {
 }
 BACKENDS = {"PDCluster": "pdcluster", "NIXL": "nixl", "Mooncake": "mooncake"}
 SIZES = ((1, 1), (2, 1), (1, 2), (8, 4))
-RDMA = {"type": "RDMA", "resources": [{"name": "rdma/hca"}]}
-GQA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 4,
-    "head_dim": 64,
-    "vocab_size": 1024,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "torch_dtype": "bfloat16",
-}
-DSA = GQA | {
-    "architectures": ["DeepseekV32ForCausalLM"],
-    "model_type": "deepseek_v32",
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "first_k_dense_replace": 1,
-    "index_head_dim": 128,
-    "index_n_heads": 4,
-    "index_topk": 64,
-}
-MODELS = {"gqa": GQA, "dsa": DSA}
 
 
 @dataclass(frozen=True)
@@ -313,23 +277,6 @@ REFUSED = [
 ]
 
 
-def manifest(case: Case, source: str) -> dict[str, Any]:
-    """The PDCluster of a case."""
-    spec: dict[str, Any] = {
-        "model": {"source": source},
-        "engine": {"type": "SGLang", "image": "sglang:0.5.23"},
-        "transfer": {"fabric": {"type": "TCP"}},
-    }
-    for key, value in case.spec.items():
-        spec[key] = spec.get(key, {}) | value
-    return {"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "c"}, "spec": spec}
-
-
-def arguments(case: Case, role: Role, source: str) -> list[str]:
-    spec = PDClusterSpec.model_validate(with_defaults(manifest(case, source))["spec"])
-    return engine_command(spec, role, role_spec(spec, role), case.place)[1]
-
-
 def spellings() -> list[str]:
     """Every beginning of every owned flag, from two letters on."""
     names = {name for flag in OWNED for name in flag.names}
@@ -349,33 +296,14 @@ class Answers:
 
 @pytest.fixture(scope="module")
 def sglang(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    home = environment()
-    if home is None:
-        pytest.skip("SGLang's environment is not there: run make sglang-env")
-    folder = tmp_path_factory.mktemp("models")
-    models = {}
-    for name, config in MODELS.items():
-        (folder / name).mkdir()
-        (folder / name / "config.json").write_text(json.dumps(config))
-        models[name] = str(folder / name)
+    models = make_models(tmp_path_factory.mktemp("models"))
     keys, lines = [], []
     for case in (*CASES, *REFUSED):
         for role in Role:
             keys.append((case.name, role))
-            line: dict[str, Any] = {"argv": arguments(case, role, models[case.model])}
+            line: dict[str, Any] = {"argv": arguments(case.spec, role, models[case.model], case.place)}
             lines.append(line | ({} if case.fits is None else {"accelerator": "SM90"}))
-    done = subprocess.run(
-        [str(home / "bin" / "python"), "-W", "ignore", str(Path(__file__).with_name("kit_command_lines.py"))],
-        input=json.dumps({"lines": lines, "spellings": spellings()}),
-        capture_output=True,
-        text=True,
-        timeout=ANSWER_S,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **cpu_variables()},
-        cwd=TREE,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = json.loads(done.stdout)
+    said = ask_sglang(lines, spellings())
     answers = dict(zip(keys, said["lines"], strict=True))
     return Answers(said["flags"], said["defaults"], answers, said["meant"], models)
 
@@ -384,7 +312,7 @@ def sglang(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_sglang_reads_what_the_spec_says_and_nothing_else(sglang: Answers, case: Case, role: Role) -> None:
     source = sglang.models[case.model]
-    assert manifest_problems(manifest(case, source)) == [] or case.place is not None
+    assert manifest_problems(manifest(case.spec, source)) == [] or case.place is not None
     read = sglang.lines[case.name, role]["values"]
     expected = sglang.defaults | BOTH | {"model_path": source, "disaggregation_mode": role.value}
     expected |= {"disaggregation_transfer_backend": "pdcluster"}
@@ -400,7 +328,7 @@ def test_sglang_starts_with_what_the_operator_takes(sglang: Answers, case: Case,
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
 def test_what_is_refused_at_apply_is_what_sglang_refuses(sglang: Answers, case: Case) -> None:
-    assert manifest_problems(manifest(case, sglang.models[case.model])), "accepted at apply"
+    assert manifest_problems(manifest(case.spec, sglang.models[case.model])), "accepted at apply"
     assert any("error" in sglang.lines[case.name, role] for role in Role), "SGLang starts with it"
 
 
@@ -438,6 +366,6 @@ def test_no_other_flag_of_sglang_is_taken_for_an_owned_one(sglang: Answers) -> N
 def test_the_fit_check_takes_these_lines_as_sglang_does(sglang: Answers) -> None:
     """What preflight lets through on one node has no flag that SGLang's parser refuses, and the other way round."""
     for case in CASES:
-        spec = PDClusterSpec.model_validate(with_defaults(manifest(case, sglang.models[case.model]))["spec"])
+        spec = PDClusterSpec.model_validate(with_defaults(manifest(case.spec, sglang.models[case.model]))["spec"])
         rules = {f.rule for f in preflight(spec).of("Fail")}
         assert not rules & {"EngineFlag", "SetTwice", "OwnedFlag", "TransferSetting", "Facts"}, case.name
