@@ -73,17 +73,16 @@ def main() -> int:
         def provoke(both: Pair) -> None:
             faults.extend(faults_on(both, work, log))
 
-        for backend in backends:
-            for shape in shapes:
+        for shape in shapes:
+            for backend in backends:
                 log(f"{backend}, TP {shape[0]} -> {shape[1]}")
-                measured.append(
-                    measure(work, scratch, backend, shape, provoke if shape == (1, 1) and not asked.no_faults else None)
-                )
+                also = provoke if shape == (1, 1) and not asked.no_faults else None
+                measured.append(measure(work, scratch, backend, shape, also))
                 write(asked.json, work, measured, faults)
-            if not asked.no_faults:
-                log(f"{backend}, fault: the fabric")
-                faults.append(other_fabric(work, scratch, backend))
-                write(asked.json, work, measured, faults)
+        for backend in () if asked.no_faults else backends:
+            log(f"{backend}, fault: the fabric")
+            faults.append(other_fabric(work, scratch, backend))
+            write(asked.json, work, measured, faults)
     for line in (*shape_table(measured, work), "", *fault_table(faults, asked.cap)):
         print(line)
     print(f"\n{time.monotonic() - began:.0f} s on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end.")
