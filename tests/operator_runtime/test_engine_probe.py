@@ -20,6 +20,7 @@ from pdoperator.kube.fake import FakeKube
 from pdoperator.pods import engine_probe
 from pdoperator.pods.engine_probe import EngineProber, judge
 from pdoperator.runtime.carried import ClusterState
+from pdoperator.runtime.metrics import Metrics
 
 UID = "cluster"
 GOOD = {"text": "x", "output_ids": [5, 6], "meta_info": {"completion_tokens": 2, "finish_reason": {"type": "length"}}}
@@ -145,6 +146,18 @@ async def test_both_engines_get_the_same_request_with_prefills_bootstrap_address
     assert 0 <= to_prefill["bootstrap_room"] < 2**63
     assert len(to_prefill["input_ids"]) == 40 and all(10 <= t <= 250 for t in to_prefill["input_ids"])
     assert not pair.prefill.aborted.is_set()
+
+
+async def test_every_request_is_counted_by_its_outcome(pair: Pair) -> None:
+    metrics = Metrics()
+    pair.prober.measured = metrics.probed
+    await pair.probe()
+    pair.decode.page = answers(500, b"")
+    await pair.probe()
+    count = metrics.registry.get_sample_value
+    assert count("pdcluster_operator_probes_total", {"outcome": "served"}) == 1
+    assert count("pdcluster_operator_probes_total", {"outcome": "failed"}) == 1
+    assert count("pdcluster_operator_probe_seconds_count") == 2
 
 
 async def test_no_two_requests_share_a_room_or_a_prompt(pair: Pair) -> None:

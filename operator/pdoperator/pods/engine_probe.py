@@ -114,7 +114,7 @@ def _short(body: bytes) -> str:
 
 class EngineProber:
     """One for the process. `start` and `look` never block; `news` is called with a PDCluster's UID when a probe of it
-    has ended."""
+    has ended, `measured` with its outcome and its seconds."""
 
     def __init__(
         self,
@@ -129,6 +129,7 @@ class EngineProber:
         self._client = httpx.AsyncClient(trust_env=False, timeout=httpx.Timeout(None, connect=5.0))
         self._clusters: dict[str, _Cluster] = {}
         self.news: Callable[[str], None] = lambda uid: None
+        self.measured: Callable[[str, float], None] = lambda outcome, seconds: None
 
     def start(self, uid: str, request: StartProbe) -> None:
         """Begin a probe, unless that prefill has one under way."""
@@ -180,6 +181,7 @@ class EngineProber:
         log.log(level, "action=probe prefill=%s decode=%s rank=%d outcome=%r seconds=%.3f message=%r",
                 request.prefill.name, request.decode.name, request.dp_rank, answer.outcome.value, seconds,
                 answer.message)  # fmt: skip
+        self.measured(answer.outcome.value, seconds)
         self.news(uid)
 
     def body(self, request: StartProbe) -> dict[str, Any]:

@@ -22,6 +22,24 @@ class Metrics:
             "pdcluster_operator_reconciles", "Reconciles by outcome", ("outcome",), registry=self.registry
         )
 
+        self.probe_seconds = Histogram(
+            "pdcluster_operator_probe_seconds",
+            "Duration of one real request of the operator's through a prefill and a decode pod",
+            buckets=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+            registry=self.registry,
+        )
+        self.probes = Counter(
+            "pdcluster_operator_probes",
+            "Real requests of the operator's by outcome",
+            ("outcome",),
+            registry=self.registry,
+        )
+
+    def probed(self, outcome: str, seconds: float) -> None:
+        """One real request ended: served, failed, timed out, busy, unreachable or unauthorized."""
+        self.probes.labels(outcome).inc()
+        self.probe_seconds.observe(seconds)
+
     def reconciled(self, outcome: str, seconds: float) -> None:
         """One reconcile ended: ok, failed (an API call was refused), error (deadline, exception) or ended
         (cut off with its PDCluster or with the Lease)."""

@@ -152,6 +152,7 @@ class Operator:
             metrics=self.metrics,
         )
         self._prober.news = self.supervisor.wake
+        self._prober.measured = self.metrics.probed
         reconciling = asyncio.create_task(self.supervisor.run(), name="resync")
         try:
             while not reconciling.done():
