@@ -356,6 +356,16 @@ def test_the_interval_of_the_spec_is_the_pause_between_requests() -> None:
     assert len(w.probed) == 3
 
 
+@pytest.mark.parametrize(
+    "args, ranks", [([], {0, 1}), (["--load-balance-method=round_robin"], {0}), (["--load-balance", "auto"], {0, 1})]
+)
+def test_attention_data_parallel_ranks_are_met_where_the_room_chooses_them(args: list[str], ranks: set[int]) -> None:
+    w = Requests(prefill__tensorParallelSize=2, prefill__attentionDataParallelSize=2, prefill__extraArgs=args)
+    w.run()
+    assert {p.dp_rank for p in w.probed} == ranks
+    assert {p.dp_size for p in w.probed} == {len(ranks)}
+
+
 def test_pdclusters_own_backend_sends_no_requests() -> None:
     w = World(quickstart())
     w.run()

@@ -16,6 +16,7 @@ from pdoperator.domain.revision import role_spec
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.domain.view import engine_pods
 from pdtransfer.contract.base import Backend, EngineType, Role
+from pdtransfer.contract.sglang_cli import read_flags
 
 
 @dataclass(frozen=True)
@@ -69,4 +70,7 @@ def _attention_dp(spec: PDClusterSpec) -> int:
     revision is not known; one rank of theirs is proven.)"""
     if spec.engine.type is EngineType.REFERENCE:
         return 1
-    return role_spec(spec, Role.PREFILL).attention_data_parallel_size
+    side = role_spec(spec, Role.PREFILL)
+    if read_flags(side.extra_args).values.get("load_balance_method", "auto") not in ("auto", "follow_bootstrap_room"):
+        return 1  # The room number chooses nothing then.
+    return side.attention_data_parallel_size
