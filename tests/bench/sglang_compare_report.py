@@ -16,7 +16,7 @@ def shape_table(measured: Iterable[Measured], work: Work) -> list[str]:
         "| TP prefill -> decode | backend | tokens right | first token | KV transfer | MiB | what a user sees |",
         "|---|---|---|---|---|---|---|",
     ]
-    for one in sorted(measured, key=lambda m: (m.prefill_tp != m.decode_tp, -m.decode_tp, m.prefill_tp, m.backend)):
+    for one in sorted(measured, key=_place):
         sees = "answers"
         if one.failed:
             sees = f"{one.failed} after {one.failed_seconds:.0f} s; {one.healthy_after}".rstrip("; ")
@@ -48,6 +48,12 @@ def fault_table(faults: Iterable[Fault], cap: float) -> list[str]:
         seconds = f"not within {cap:.0f} s" if one.seconds is None else f"{one.seconds:.1f} s"
         lines.append(f"| {one.name} | {one.backend} | {seconds} | {_cell(one.user)} | {_cell(one.then)} |")
     return lines
+
+
+def _place(one: Measured) -> tuple[bool, int, str]:
+    """Equal TP first, small before large."""
+    equal = one.prefill_tp == one.decode_tp
+    return not equal, one.prefill_tp if equal else -one.prefill_tp, one.backend
 
 
 def _ms(value: float | None) -> str:
