@@ -16,19 +16,22 @@ from pdtransfer.contract.geometry import GeometryError, dtype_bytes
 from pdtransfer.contract.layout import HeadSlice, RankCoordinates, RankLayout, RegionKind
 from pdtransfer.engines.sglang.checkpoint import folder_digest
 from pdtransfer.engines.sglang.layout import Stage, head_slice
+from pdtransfer.engines.sglang.running import Told, running_settings
 from pdtransfer.engines.sglang.settings import Settings
 from pdtransfer.session.api import PoolRegion
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Of the model that runs. `dtype` without "torch."; `heads` KV heads before replication, None for MLA."""
+    """Of the model that runs. `dtype` without "torch."; `heads` KV heads before replication, None for MLA; `settings`
+    those that SGLang runs it with."""
 
     name: str
     revision: str
     dtype: str
     layers: int
     heads: int | None
+    settings: Told = ()
 
 
 def read_model(server_args: Any, latent: bool) -> ModelFacts:
@@ -48,6 +51,7 @@ def read_model(server_args: Any, latent: bool) -> ModelFacts:
         dtype=plain_dtype(config.dtype),
         layers=int(config.num_hidden_layers),
         heads=None if latent else int(config.get_total_num_kv_heads()),
+        settings=running_settings(server_args),
     )
 
 
@@ -137,6 +141,7 @@ def card_template(
             nixl_version=installed("nixl"),
             speculative_algorithm=speculation,
             max_total_tokens=min(slots, default=0) * page,
+            settings=model.settings,
         ),
         agent_name="",
         bootstrap=place.bootstrap,
