@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdoperator.cli_files import model_geometry, read_text, read_yaml_config
@@ -21,7 +22,8 @@ from pdtransfer.contract.sglang_cli import (
     has_variable,
     hidden_fact,
     is_read,
-    read_command,
+    named_role,
+    read_commands,
     read_flags,
     with_config,
 )
@@ -43,13 +45,11 @@ def read_side(role: Role, text: str, accelerator: Accelerator | None, options: C
         source = text[1:]
         text = read_text(source)
     try:
-        command = read_command(text)
-        arguments = with_config(command.arguments, read_yaml_config)
+        command, flags = _of_role(role, read_commands(text))
     except (CommandUnreadable, ConfigRefused) as error:
         raise Unreadable(f"{role.value}'s command line can not be read: {error}") from error
     except Unreadable as error:
         raise Unreadable(f"{role.value}'s command line can not be read: {error}") from error
-    flags = read_flags(arguments)
     unknown = _unknown(role, command, flags)
     findings = [*flag_findings(role, flags, options.engine_version)]
     if not flags.given("model_path"):
@@ -81,6 +81,21 @@ def read_side(role: Role, text: str, accelerator: Accelerator | None, options: C
     facts = read.facts.model_copy(update={"host": None}) if options.same_host else read.facts
     assumed = ("environment variables that the command line does not set are not set",)
     return Side(facts, source, tuple(findings), unread(flags), assumed)
+
+
+def _of_role(role: Role, commands: Sequence[Command]) -> tuple[Command, Flags]:
+    """The command to check: the only one, or of a script that starts both sides the one of this role. Raises
+    CommandUnreadable."""
+    read = [(c, read_flags(with_config(c.arguments, read_yaml_config))) for c in commands]
+    if len(read) == 1:
+        return read[0]
+    fitting = [(c, f) for c, f in read if named_role(f.values) is role]
+    if len(fitting) != 1:
+        raise CommandUnreadable(
+            f"it holds {len(read)} commands of SGLang, and {len(fitting)} of them with --disaggregation-mode "
+            f"{role.value}; one is needed"
+        )
+    return fitting[0]
 
 
 def _label(name: str) -> str:

@@ -129,6 +129,18 @@ def test_files_hold_command_lines_and_configs(run: Run, config: str, tmp_path: P
     assert out["prefill"]["source"] == str(script)
 
 
+def test_one_script_that_starts_both_sides_is_read_for_each(run: Run, config: str, tmp_path: Path) -> None:
+    script = tmp_path / "both.sh"
+    script.write_text(f"export TP=2\n{PREFILL} --tp $TP &\nTP=1\n{DECODE} --tp $TP &\nwait\n")
+    args = ("--prefill-args", f"@{script}", "--decode-args", f"@{script}")
+    code, out = run(*args, "--model-config", config, *KNOWN)
+    assert code == 0
+    assert [out[r]["facts"]["tensor_parallel"] for r in ("prefill", "decode")] == [2, 1]
+    script.write_text(f"{PREFILL}\n{PREFILL}\n")
+    code, said = run(*args)
+    assert code == 2 and "it holds 2 commands of SGLang, and 2 of them with --disaggregation-mode prefill" in said
+
+
 def test_what_is_not_read_is_named(run: Run, config: str) -> None:
     line = f"{PREFILL} --log-level debug --trust-remote-code --future-flag 3 --tp_size 2"
     code, out = run("--prefill-args", line, "--decode-args", DECODE, "--model-config", config, "--gpu", "SM90")

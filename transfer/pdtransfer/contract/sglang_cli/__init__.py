@@ -14,6 +14,7 @@ from pdtransfer.contract.sglang_cli.command import (
     CommandUnreadable,
     has_variable,
     read_command,
+    read_commands,
     with_config,
 )
 from pdtransfer.contract.sglang_cli.config_file import ConfigRefused
@@ -60,6 +61,7 @@ __all__ = [
     "named_role",
     "prefill_route",
     "read_command",
+    "read_commands",
     "read_flags",
     "route_contradictions",
     "server_facts",

@@ -42,7 +42,16 @@ class Command:
 
 
 def read_command(text: str) -> Command:
-    """The SGLang command in `text`; arguments without a program are taken as SGLang's. Raises CommandUnreadable."""
+    """The one SGLang command in `text`. Raises CommandUnreadable."""
+    found = read_commands(text)
+    if len(found) > 1:
+        raise CommandUnreadable(f"it holds {len(found)} commands of SGLang, one is needed")
+    return found[0]
+
+
+def read_commands(text: str) -> tuple[Command, ...]:
+    """Every SGLang command in `text`, at least one; arguments without a program are taken as SGLang's. Raises
+    CommandUnreadable."""
     if len(text) > MAX_TEXT:
         raise CommandUnreadable(f"it has {len(text)} characters; {MAX_TEXT} are read at most")
     found: list[tuple[list[str], dict[str, str]]] = []
@@ -55,8 +64,8 @@ def read_command(text: str) -> Command:
         if start is None:
             inner = _inner_script(words)
             if inner is not None:
-                command = read_command(inner)
-                found.append((list(command.arguments), exported | _assigned(words) | dict(command.environment)))
+                here = exported | _assigned(words)
+                found += [(list(c.arguments), here | dict(c.environment)) for c in read_commands(inner)]
             elif words[0] in ("export", "set", "declare") or _leading_assignments(words) == len(words):
                 exported |= _assigned(words)
             continue
@@ -66,9 +75,10 @@ def read_command(text: str) -> Command:
             "it holds no command of SGLang: neither `sglang serve` nor `python -m sglang.launch_server`, "
             "nor does it begin with a flag"
         )
-    if len(found) > 1:
-        raise CommandUnreadable(f"it holds {len(found)} commands of SGLang, one is needed")
-    arguments, environment = found[0]
+    return tuple(_command(arguments, environment) for arguments, environment in found)
+
+
+def _command(arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
     expanded = [_expand(a, environment) for a in arguments]
     known = {name: _expand(value, environment) for name, value in environment.items()}
     return Command(tuple(expanded), MappingProxyType(known), tuple(a for a in expanded if has_variable(a)))
