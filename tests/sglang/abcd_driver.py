@@ -215,6 +215,23 @@ def regions(case: dict[str, Any]) -> dict[str, Any]:
     return {"admitted": True}
 
 
+def shorter(case: dict[str, Any]) -> dict[str, Any]:
+    """Mooncake's way to a decode list without prefill's draft entries: which of the model's own get a draft's."""
+    layers, draft = case["layers"], case["draft"]
+    names = ["L"] if case["mla"] else ["K", "V"]
+    decode = [(name, i) for name in names for i in range(layers)]
+    source = decode + [(f"d{name}", i) for name in names for i in range(draft)]
+    made = bare(
+        common.CommonKVManager,
+        kv_args=SimpleNamespace(prefill_start_layer=0, num_draft_entries=draft, mla_compression_ratios=None),
+    )
+    if case["mla"]:
+        src, dst, count = made.get_mla_kv_ptrs_with_pp(source, decode)
+        return {"over": sum(src[i][0] != dst[i][0] for i in range(count))}
+    _, v, _, dv, count = made.get_mha_kv_ptrs_with_pp(source, decode)
+    return {"index_error": count > len(dv), "sent": len(v)}
+
+
 def contexts(case: dict[str, Any]) -> dict[str, Any]:
     """Whether prefill takes a decode rank of another decode context parallelism."""
     made = bare(
@@ -258,6 +275,7 @@ PARTS = {
     "stages": stages,
     "entries": entries,
     "regions": regions,
+    "shorter": shorter,
     "contexts": contexts,
     "packs": packs,
     **abcd_state.PARTS,

@@ -243,6 +243,10 @@ ASKED: dict[str, list[Case]] = {
     "stages": [*cases_stages(), *cases_drafts(), *cases_stages_of_windows()],
     "entries": [case for _, _, case in ENTRIES],
     "regions": [{"src": a, "dst": b} for a, b in itertools.product((4, 6), repeat=2)],
+    "shorter": [
+        {"layers": layers, "draft": draft, "mla": mla}
+        for layers, draft, mla in itertools.product((4, 36), (1, 2), (False, True))
+    ],
     "contexts": [{"p": p, "d": d, "mla": mla} for p, d, mla in itertools.product((1, 2, 4), (1, 2, 4), (False, True))],
     "packs": [
         {"items": [16 * 1152] * layers, "page": 16, "tokens": tokens, "dcp": dcp}

@@ -185,7 +185,19 @@ def test_models_are_what_sglang_takes_them_for() -> None:
 def test_c3_a_deep_draft_moves_v() -> None:
     found = []
     for case, answer in sglang("stages", cases_drafts()):
-        d = {TP: 2, "speculative_algorithm": "STANDALONE", "draft_layers": case["draft"]}
-        ours = word("C3", model(layers=case["layers"]), {TP: 1}, d)
-        found.append((case, ours, "WRONG" if answer["wrong_v"] or answer["wrong_k"] else ""))
+        d = {"speculative_algorithm": "STANDALONE", "draft_layers": case["draft"]}
+        theirs = "WRONG" if answer["wrong_v"] or answer["wrong_k"] else ""
+        geometry = model(layers=case["layers"])
+        found.append((case, word("C3", geometry, {TP: 1}, d | {TP: 2}), theirs))
+        # Mooncake asks the same function at equal TP.
+        found.append((case, word("C3", geometry, {TP: 2}, d | {TP: 2}, Backend.MOONCAKE), theirs))
+    assert differ(found) == []
+
+
+def test_c2_mooncake_maps_drafts_that_decode_has_not() -> None:
+    found = []
+    for case, answer in sglang("shorter", ASKED["shorter"]):
+        geometry = model(MLA if case["mla"] else GQA, layers=case["layers"])
+        theirs = "WRONG" if answer.get("over") else "PDEAD" if answer.get("index_error") else ""
+        found.append((case, word("C2", geometry, {"speculative_algorithm": "EAGLE"}, {}, Backend.MOONCAKE), theirs))
     assert differ(found) == []

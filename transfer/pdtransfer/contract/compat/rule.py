@@ -51,6 +51,13 @@ CONSEQUENCE: Mapping[Outcome, str] = {
 }
 
 
+MOONCAKE_THREAD = (
+    "Mooncake's transfer thread of the prefill rank dies with the error; what is queued for it later hangs until "
+    "its 300 s timeout."
+)
+"""What PDEAD is with Mooncake: there it is not the bootstrap thread."""
+
+
 class NeedsFact(Exception):
     """Raised inside a rule for a fact that is not known; the checker turns it into Unknown."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pdtransfer.contract.base import Backend, Role
 from pdtransfer.contract.compat.parallelism import geometry_of, sizes
+from pdtransfer.contract.compat.pipeline import v_region
 from pdtransfer.contract.compat.rule import (
+    MOONCAKE_THREAD,
     SGLANG_ONLY,
     Family,
     Hit,
@@ -57,28 +59,41 @@ def c1(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 def c2(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     if not _draft(p) or _draft(d):
         return None
+    geometry = p.geometry or d.geometry
+    # Mooncake counts latent draft rows from the end of decode's list, which are then the model's own.
+    over = backend is Backend.MOONCAKE and geometry is not None and geometry.latent
     return Hit(
         f"prefill speculates with {_draft(p)}, which stores draft KV; decode with "
         f"{known(d.speculative_algorithm, d, 'speculative_algorithm') or 'none'}, so it has fewer regions",
-        consequence="The fingerprints differ; the handshake refuses the peer." if backend is Backend.PDCLUSTER else "",
+        outcome=Outcome.WRONG if over else None,
+        consequence={
+            Backend.PDCLUSTER: "The fingerprints differ; the handshake refuses the peer.",
+            Backend.MOONCAKE: "" if over else MOONCAKE_THREAD,
+        }.get(backend, ""),
     )
 
 
 @C.rule(
     "C3",
-    "A deep draft on decode only, at unequal TP",
+    "A deep draft on decode only",
     columns(nixl=Outcome.WRONG, mooncake=Outcome.WRONG),
     needs=("speculative_algorithm", "geometry", "draft_layers", "tensor_parallel"),
-    change="enable the same speculation on prefill, or use equal TP",
+    change="enable the same speculation on prefill, or use equal TP (transfer.backend NIXL)",
 )
 def c3(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    if attention_tp(p) == attention_tp(d) or not _decode_only(p, d) or (g := geometry_of(p, d)).latent:
+    # NIXL pairs regions by position where TP is equal, and both pair those of linear models by layer id.
+    if backend is Backend.NIXL and attention_tp(p) == attention_tp(d):
         return None
+    if not _decode_only(p, d) or (g := geometry_of(p, d)).latent:
+        return None
+    if backend is Backend.MOONCAKE and g.linear_layers:
+        return None
+    total = len(g.kv_layers)
     # EAGLE drafts have one layer, MTP a few; a draft that is unknown is taken as shallower than the model.
-    if d.draft_layers is None or d.draft_layers < g.layers:
+    if not d.draft_layers or not total or v_region(total, total + d.draft_layers) == total:
         return None
     return Hit(
-        f"{sizes(p, d)}; decode alone has {d.draft_layers} draft layers, the model {g.layers}: "
+        f"{sizes(p, d)}; decode alone has {d.draft_layers} draft layers, the model {total} with KV: "
         "V is looked for at the wrong region"
     )
 

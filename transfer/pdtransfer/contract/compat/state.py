@@ -5,15 +5,11 @@ from __future__ import annotations
 
 from pdtransfer.contract.base import Backend
 from pdtransfer.contract.compat.parallelism import geometry_of, sizes
-from pdtransfer.contract.compat.rule import Family, Hit, Outcome, attention_tp, columns, known
+from pdtransfer.contract.compat.rule import MOONCAKE_THREAD, Family, Hit, Outcome, attention_tp, columns, known
 from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.families import is_minimax_m3
 
 D = Family()
-_THREAD = (
-    "Mooncake's transfer thread of the prefill rank dies with the error; what is queued for it later hangs until "
-    "its 300 s timeout."
-)
 
 
 @D.rule(
@@ -70,7 +66,7 @@ def d2(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
         against = f"{what} of {heads} KV heads where the full layers have {geometry.kv_heads}"
     if against is not None:
         outcome = Outcome.PDEAD if mooncake else Outcome.REQ
-        return Hit(against, outcome=outcome, consequence=_THREAD if mooncake else "")
+        return Hit(against, outcome=outcome, consequence=MOONCAKE_THREAD if mooncake else "")
     return Hit(
         f"{what}, which is sent as state",
         consequence="SGLang 0.5.23 has code that slices the window, one block per token, but its users report that "
@@ -107,7 +103,7 @@ def d3(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     if "mxfp8" in (p.kv_dtype, d.kv_dtype):
         return Hit(
             f"{sizes(p, d)} with KV dtype mxfp8, whose block scales are state",
-            consequence={Backend.MOONCAKE: _THREAD, Backend.PDCLUSTER: "The pair is refused."}.get(backend, ""),
+            consequence={Backend.MOONCAKE: MOONCAKE_THREAD, Backend.PDCLUSTER: "The pair is refused."}.get(backend, ""),
         )
     return None
 
@@ -137,7 +133,7 @@ def d4(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     stages = max(p.pipeline_parallel, d.pipeline_parallel)
     if stages > 1:
         outcome = {Backend.NIXL: Outcome.REQ, Backend.MOONCAKE: Outcome.PDEAD}.get(backend)
-        consequence = {Backend.PDCLUSTER: "The pair is refused.", Backend.MOONCAKE: _THREAD}.get(backend, "")
+        consequence = {Backend.PDCLUSTER: "The pair is refused.", Backend.MOONCAKE: MOONCAKE_THREAD}.get(backend, "")
         return Hit(f"MiniMax-M3 over {stages} pipeline stages", outcome=outcome, consequence=consequence)
     return None
 
@@ -163,7 +159,7 @@ def d5(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     if attention_tp(p) != attention_tp(d):
         return Hit(f"{what}, {sizes(p, d)}", outcome=Outcome.WRONG)
     if backend is Backend.MOONCAKE:
-        return Hit(what, consequence=_THREAD)
+        return Hit(what, consequence=MOONCAKE_THREAD)
     # Only lists that are prepared beforehand compare the two sizes.
     prepared = p.nixl_backend in (None, "UCX") and p.pipeline_parallel == p.context_parallel == p.dcp_size == 1
     return Hit(what, outcome=None if prepared else Outcome.WRONG)
