@@ -19,7 +19,7 @@ from pdtransfer.contract.sglang_cli.facts import (
     settings_facts,
     validated,
 )
-from pdtransfer.contract.sglang_cli.flags import BY_DEST
+from pdtransfer.contract.sglang_cli.flags import BY_DEST, is_read
 from pdtransfer.contract.sglang_cli.kinds import Kind
 
 _TYPES: Mapping[Kind, tuple[type, ...]] = {
@@ -51,7 +51,8 @@ def server_facts(
     role = named_role(info)
     if role is None:
         raise NoServerInfo(f"its disaggregation_mode is {mode!r}: it is no part of a P/D pair")
-    settings = {dest: _checked(dest, info[dest]) for dest in BY_DEST if dest in info}
+    # Of what no rule reads, some is no plain value (cuda_graph_config).
+    settings = {dest: _checked(dest, info[dest]) for dest in BY_DEST if dest in info and is_read(dest)}
     engine = EngineType.REFERENCE if info.get("engine") == EngineType.REFERENCE.value else EngineType.SGLANG
     told = settings_facts(role, settings)
     backend = settings.get("disaggregation_transfer_backend")
