@@ -50,12 +50,10 @@ def test_a_failed_endpoint_thread_ends_the_engine_and_every_rank(
     )
     pids = [rank["pid"] for rank in engine.info()["ranks"]]
     trigger.touch()
-    began = time.monotonic()
-    assert engine.process.wait(10) == 1
-    assert time.monotonic() - began < 4
+    assert engine.process.wait(10) == 1  # every deadline of a drain is longer
     text = engine.log.read_text()
     assert "the transfer endpoint failed" in text and "injected: the agent is broken" in text
-    until = time.monotonic() + 3
+    until = time.monotonic() + 10
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < until, "a rank is left over"
         time.sleep(0.05)

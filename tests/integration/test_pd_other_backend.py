@@ -66,12 +66,12 @@ def ask(prefill: Running, decode: Running, prompt: list[int], new: int) -> httpx
         "bootstrap_port": prefill.bootstrap_port,
         "bootstrap_room": next(_rooms),
     }
-    pool = ThreadPoolExecutor(1)
-    pool.submit(prefill.generate, prompt, new, rid=str(fields["bootstrap_room"]), **fields)
-    answer = decode.generate(prompt, new, **fields)
-    # A router aborts the other side of a failed pair.
-    prefill.post("/abort_request", {"rid": str(fields["bootstrap_room"])})
-    pool.shutdown()
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(prefill.generate, prompt, new, rid=str(fields["bootstrap_room"]), **fields)
+        answer = decode.generate(prompt, new, **fields)
+        while not sent.done():  # a router aborts the other side of a failed pair
+            prefill.post("/abort_request", {"rid": str(fields["bootstrap_room"])})
+            time.sleep(0.05)
     return answer
 
 
@@ -97,7 +97,7 @@ def test_unequal_tp_into_host_memory_is_refused_by_the_rule_that_upstream_has(
     assert answer.status_code == 503, answer.text
     error = answer.json()["error"]
     assert error["type"] == "PeerUnreachable" and "F3" in error["message"], error
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 25  # less than decode would wait
 
 
 def test_a_bootstrap_address_where_nobody_listens_is_an_error_at_once(

@@ -118,19 +118,22 @@ def test_answers_over_moved_kv_equal_transformers_at_page_borders(pair: Pair, tr
 
 
 def await_rostered(pair: Pair) -> None:
-    """The peers find each other within a poll of the folder; until then decode refuses by name. Only
-    decode is asked, so it waits for KV that nobody sends, and its client leaves."""
-    until = time.monotonic() + 20
-    fields = {"bootstrap_host": "127.0.0.1", "bootstrap_port": pair.prefill.bootstrap_port}
+    """The peers find each other within a poll of the folder; until then decode refuses by name, and prefill, which
+    would wait for it, is told to give up, as a router does."""
+    until = time.monotonic() + 60
     while time.monotonic() < until:
-        try:
-            answer = pair.decode.post(
-                "/generate", {"input_ids": [5], "bootstrap_room": next(_rooms), **fields}, timeout=0.3
-            )
-        except httpx.ReadTimeout:
-            return
-        assert answer.json()["error"]["type"] == "PeerNotRostered", answer.text
-        time.sleep(0.1)
+        room = next(_rooms)
+        fields = {"bootstrap_host": "127.0.0.1", "bootstrap_port": pair.prefill.bootstrap_port, "bootstrap_room": room}
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(pair.prefill.generate, [5], 1, rid=f"hello-{room}", **fields)
+            answer = pair.decode.generate([5], 1, **fields)
+            if answer.status_code == 200:
+                assert sent.result().status_code == 200
+                return
+            assert answer.json()["error"]["type"] == "PeerNotRostered", answer.text
+            while not sent.done():
+                pair.prefill.post("/abort_request", {"rid": f"hello-{room}"})
+                time.sleep(0.1)
     raise AssertionError(pair.decode.log.read_text())
 
 
@@ -172,7 +175,7 @@ def test_an_unrostered_prefill_is_refused_at_once_by_name(pair: Pair) -> None:
     started = time.monotonic()
     answer = pair.decode.generate([5, 6], 2, bootstrap_host="127.0.0.1", bootstrap_port=1, bootstrap_room=next(_rooms))
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "PeerNotRostered")
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10  # every deadline of the engine is longer
 
 
 def test_a_request_without_room_is_refused_as_sglang_does(pair: Pair) -> None:
@@ -200,7 +203,7 @@ def test_a_client_that_leaves_gives_its_pages_back(pair: Pair) -> None:
     with pytest.raises(httpx.ReadTimeout):
         # No prefill request comes for this room: decode waits until its client leaves.
         pair.decode.post("/generate", {"input_ids": [5, 6, 7], "bootstrap_room": next(_rooms), **fields}, timeout=0.5)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 20  # less than the request would wait for its prefill
     while pair.decode.get("/get_load").json()[0]["num_held_reqs"]:
         assert time.monotonic() < until, "pages are still held"
         time.sleep(0.1)
@@ -251,7 +254,7 @@ def _healthy_workers(url: str, headers: dict[str, str]) -> int:
     return sum(w.get("is_healthy") is True or w.get("status") in ("ready", "healthy") for w in workers)
 
 
-def wait_for(check: Any, log: Path, seconds: float = 30) -> None:
+def wait_for(check: Any, log: Path, seconds: float = 60) -> None:
     """Block until `check()` is true."""
     until = time.monotonic() + seconds
     last: object = None

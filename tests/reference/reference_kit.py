@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,17 +14,14 @@ from typing import Any
 import httpx
 import torch
 
+sys.path.append(str(Path(__file__).parents[1]))  # also where no suite runs
+
+from free_ports import free_port
+
 START_S = 120.0
 """Generous: importing torch on a busy machine takes its time."""
 MIN_MARGIN = 2e-3
 """Logits. The two implementations differ by at most 1e-4 on this model (asserted in the tests)."""
-
-
-def free_port() -> int:
-    """A TCP port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

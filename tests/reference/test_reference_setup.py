@@ -142,5 +142,5 @@ def test_a_taken_port_is_said_at_once_and_not_after_loading(tiny: Path, capsys: 
         port = taken.getsockname()[1]
         began = time.monotonic()
         assert main(["--model-path", str(tiny), "--port", str(port)]) == 2
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     assert f"--port {port} can not be listened on" in capsys.readouterr().err
