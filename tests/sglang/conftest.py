@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from pathlib import Path
+
+# The kit_* modules beside the tests.
+sys.path.insert(0, str(Path(__file__).parent))
 
 # `make test` runs in an environment without SGLang; there this folder is empty.
 collect_ignore_glob = [] if importlib.util.find_spec("sglang") else ["*"]
