@@ -90,6 +90,9 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("E11", "gqa8", prefill(hicache_host_memory_mode="buffer_only", **HICACHE, **STORED), "PPP"),
     ("E11", "gqa8", decode(hicache_host_memory_mode="buffer_only", **HICACHE, **STORED, **RADIX), "FFF"),
     ("E11", "gqa8", prefill(hicache_host_memory_mode="buffer_only"), "PPP"),
+    # Decode looks at it also without HiCache, before it settles its retraction backup.
+    ("E11", "linear", decode(hicache_host_memory_mode="buffer_only"), "FFF"),
+    ("E11", "linear", decode(hicache_host_memory_mode="buffer_only", retraction_backup="cpu_tensor"), "PPP"),
     ("E11", "gqa8", prefill(hicache_host_memory_fraction=0.0, **HICACHE), "FFF"),
     ("E11", "gqa8", prefill(disable_radix_cache=True, **HICACHE), "FFF"),
     ("E11", "gqa8", prefill(dcp_size=2, tensor_parallel=2, **HICACHE), "FFF"),

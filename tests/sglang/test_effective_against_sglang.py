@@ -58,6 +58,11 @@ def _cases() -> list[Case]:
         chip = "SM100" if backend in ("trtllm_mha", "fa4") else "SM90"
         argv = ("--attention-backend", backend, "--page-size", page)
         found.append(Case("llama", chip, Role.DECODE, argv))
+    # Models with a choice of their own, where only one of the split backends is set.
+    own = ("llama4", "gpt_oss", "olmo2", "falcon_h1", "lfm2", "mimo", "minimax_m3", "nemotron_h", "gemma3")
+    for model, chip, side in itertools.product(own, ("SM80", "SM90", "SM100"), ("prefill", "decode")):
+        backend = "trtllm_mha" if chip == "SM100" else "triton"
+        found.append(Case(model, chip, Role.DECODE, (f"--{side}-attention-backend", backend)))
     for page in ("1", "16", "64", "128"):
         found += [Case("llama", a, Role.PREFILL, ("--page-size", page)) for a in GPUS]
         found += [Case("deepseek_v32", a, Role.DECODE, ("--page-size", page)) for a in ("SM90", "SM100")]

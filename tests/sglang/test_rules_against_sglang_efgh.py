@@ -64,6 +64,8 @@ CASES = [
     Case("llama", "SM90", P, (*BUFFERED, *STORED)),
     Case("llama", "SM90", D, (*BUFFERED, *STORED, *RADIX)),
     Case("llama", "SM90", P, BUFFERED[1:]),
+    Case("qwen3_next", "SM90", D, BUFFERED[1:]),
+    Case("qwen3_next", "SM90", D, (*BUFFERED[1:], *TENSOR)),
     Case("llama", "SM90", P, (*HICACHE, "--hicache-host-memory-fraction", "0")),
     Case("llama", "SM90", P, (*HICACHE, "--hicache-host-memory-fraction", "1")),
     Case("llama", "SM90", P, (*HICACHE, "--hicache-host-memory-fraction", "1.5")),

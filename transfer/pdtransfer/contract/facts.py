@@ -121,6 +121,8 @@ class RoleFacts(ContractModel):
     unified_memory: bool | None = None
     priority_scheduling: bool | None = None
     disable_priority_preemption: bool | None = None
+    retraction_backup_chosen: bool = False
+    """The engine chose `retraction_backup` (contract.effective)."""
     max_running_requests: int | None = None
     decode_extra_slots: int | None = None
     speculative_eagle_topk: int | None = None

@@ -52,10 +52,12 @@ def e11(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 
 
 def _runs(facts: RoleFacts) -> bool:
-    """SGLang looks at these settings: HiCache or offload is on, or decode may build a host pool for retraction."""
+    """SGLang looks at these settings: HiCache or offload is on, or decode may build a host pool for retraction (which
+    is settled later than it looks)."""
     if facts.hierarchical_cache or facts.decode_offload:
         return True
-    return facts.role.value == "decode" and facts.retraction_backup == "host_pool"
+    pool = facts.retraction_backup == "host_pool" or facts.retraction_backup_chosen
+    return facts.role.value == "decode" and pool
 
 
 def _host_memory(facts: RoleFacts) -> Hit | None:

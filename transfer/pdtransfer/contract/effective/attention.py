@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.effective.models import (
-    BY_MODEL,
+    BASE_UNSET,
     NEMOTRON,
+    NONE_SET,
     NOT_MODELLED,
     QWEN_HYBRID,
     SINKS_UNTOLD,
@@ -48,6 +49,7 @@ def attention(d: Draft) -> None:
 
 
 def _none_set(d: Draft) -> bool:
+    """None of the three backends is set."""
     return not any(getattr(d.now, name) for name in _BACKENDS)
 
 
@@ -72,8 +74,9 @@ def _of_model(d: Draft) -> str | None:
         return _qwen_hybrid(d, geometry)
     if name in NEMOTRON:
         return _nemotron(d) if _none_set(d) else None
-    # Only some of these models look at the split backends too; where one is set, nothing is said.
-    return BY_MODEL[name].get(chip) if name in BY_MODEL and _none_set(d) else None
+    if name in NONE_SET:
+        return NONE_SET[name].get(chip) if _none_set(d) else None
+    return BASE_UNSET[name].get(chip) if name in BASE_UNSET else None
 
 
 def _minimax_m3(d: Draft) -> str | None:

@@ -131,6 +131,7 @@ def retraction_backup(d: Draft) -> None:
         "4-bit or unified KV": now.unified_memory and bool(geometry.sliding_window_layers),
     }
     reason = next((name for name, holds in against.items() if holds), None)
+    d.quietly(retraction_backup_chosen=True)
     if reason is None:
         why = "MHA or sliding-window KV, and nothing that excludes it"
         d.set("E5", "retraction_backup", "host_pool", why, source)

@@ -26,16 +26,13 @@ _TRITON = _table(SM100="triton")
 _FLASHINFER = _table(SM100="flashinfer")
 _MIMO = _table(SM100="fa4")
 
-BY_MODEL: Mapping[str, Mapping[Accelerator, str]] = {
+BASE_UNSET: Mapping[str, Mapping[Accelerator, str]] = {
     "Llama4ForConditionalGeneration": _LLAMA4,
     "Llama4ForCausalLM": _LLAMA4,
-    "GptOssForCausalLM": _GPT_OSS,
     "Gemma4ForConditionalGeneration": _GEMMA4,
     "Gemma4ForCausalLM": _GEMMA4,
     "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
     "Olmo2ForCausalLM": _OLMO2,
-    "InklingForConditionalGeneration": _INKLING,
-    "BeamForCausalLM": _BEAM,
     "FalconH1ForCausalLM": _TRITON,
     "JetNemotronForCausalLM": _TRITON,
     "JetVLMForConditionalGeneration": _TRITON,
@@ -43,9 +40,16 @@ BY_MODEL: Mapping[str, Mapping[Accelerator, str]] = {
     "MiniCPMV4_7ForConditionalGeneration": _TRITON,
     "Lfm2ForCausalLM": _FLASHINFER,
     "Lfm2MoeForCausalLM": _FLASHINFER,
+}
+"""Chosen where --attention-backend is not set, whatever the two split backends are."""
+NONE_SET: Mapping[str, Mapping[Accelerator, str]] = {
+    "GptOssForCausalLM": _GPT_OSS,
+    "InklingForConditionalGeneration": _INKLING,
+    "BeamForCausalLM": _BEAM,
     "MiMoV2ForCausalLM": _MIMO,
     "MiMoV2FlashForCausalLM": _MIMO,
 }
+"""Chosen where none of the three backends is set."""
 
 QWEN_HYBRID = frozenset(
     {

@@ -35,7 +35,9 @@ def of_model(d: Draft, *, backend_was_unset: bool) -> None:
         return
     name = geometry.architecture or ""
     backend = d.now.attention_backend
-    if is_minimax_m3(geometry) and d.unset("page_size"):
+    # These two look at their own choice of a backend, or at --attention-backend, not at the common choice.
+    split = backend_was_unset and bool(d.now.prefill_attention_backend or d.now.decode_attention_backend)
+    if is_minimax_m3(geometry) and d.unset("page_size") and not split:
         own = {Accelerator.SM100: ("fa4", "trtllm_mha"), Accelerator.SM90: ("fa3",)}.get(chip, ())
         if backend in own:
             why = f"MiniMax-M3 with {backend} has pages of 128"
@@ -44,7 +46,7 @@ def of_model(d: Draft, *, backend_was_unset: bool) -> None:
         size, why = (64, "trtllm_mha") if backend == "trtllm_mha" else (1, "triton")
         if backend is not None:
             d.set("B2", "page_size", size, f"{name} with {why}", "arg_groups/model_overrides/qwen3_5.py")
-    elif name in NEMOTRON and _nemotron_speculates(d) and backend_was_unset and d.unset("page_size"):
+    elif name in NEMOTRON and _nemotron_speculates(d) and backend_was_unset and not split and d.unset("page_size"):
         source = "arg_groups/model_overrides/nemotron_h.py"
         d.set("B2", "page_size", 64, "Nemotron-H with speculation and trtllm_mha", source)
 
