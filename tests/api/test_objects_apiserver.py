@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from pdoperator.api.status import Condition, PDClusterStatus, Summary, WiredPairs
+from pdoperator.api.status import (
+    Condition,
+    PDClusterStatus,
+    RewriteStatus,
+    RoleEngineStatus,
+    RoleStatus,
+    Summary,
+    WiredPairs,
+)
 
 pytestmark = pytest.mark.apiserver
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +55,14 @@ def _status(ready: str = "True") -> dict[str, Any]:
         ),
         summary=Summary(prefill="1/1", decode="2/2", wired="2/2", verified="1.2 GB/s tcp"),
         wired=WiredPairs(wired=2, wanted=2),
+        decode=RoleStatus(
+            wanted=2,
+            engine=RoleEngineStatus(
+                settings={"pageSize": "64", "hicacheMemLayout": "page_first_direct"},
+                observed=("pageSize",),
+                rewrites=(RewriteStatus(name="pageSize", asked="16", effective="64", reason="DSA has pages of 64"),),
+            ),
+        ),
     )
     return {
         "apiVersion": "pdcluster.io/v1alpha1",
@@ -65,6 +81,11 @@ def test_status_is_applied_and_shown_in_the_columns(crd_server: Any, quickstart:
     assert row.split()[:5] == ["quickstart", "True", "AllReady", "1/1", "2/2"]
     assert "1.2 GB/s tcp" in row
     stored = json.loads(crd_server.kubectl("get", "pdc", quickstart, "-o", "json").stdout)
+    engine = stored["status"]["decode"]["engine"]
+    assert engine["settings"] == {"pageSize": "64", "hicacheMemLayout": "page_first_direct"}
+    assert engine["rewrites"][0]["asked"] == "16"
+    described = crd_server.kubectl("describe", "pdc", quickstart).stdout
+    assert "Hicache Mem Layout:" in described and "DSA has pages of 64" in described
     assert stored["metadata"]["generation"] == 1, "a status change must not look like a change of the spec"
     waited = crd_server.kubectl("wait", "--for=condition=Ready", "--timeout=5s", f"pdc/{quickstart}")
     assert waited.returncode == 0

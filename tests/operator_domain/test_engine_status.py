@@ -9,8 +9,8 @@ from domain_world import World, make_cards, quickstart
 from pdoperator.api.spec import PDClusterSpec
 from pdoperator.api.status import RoleEngineStatus
 from pdoperator.domain.engine_status import engine_status
-from pdtransfer.contract.base import EngineType, Role
-from pdtransfer.contract.card import RankCard
+from pdtransfer.contract.base import EngineType, MemoryKind, Role
+from pdtransfer.contract.card import RankCard, StagingArena
 
 SGLANG = {"type": "SGLang", "image": "sg:1", "version": "0.5.23"}
 DSA = {
@@ -111,6 +111,13 @@ def test_what_ranks_report_goes_before_what_was_worked_out() -> None:
         ("pageSize", "16", "64", "the running ranks report it so"),
         ("hicacheMemLayout", "page_head", "page_first", "the running ranks report it so"),
     }
+
+
+def test_the_staging_arenas_of_a_rank_are_shown_in_mib() -> None:
+    arena = StagingArena(memory=MemoryKind.DRAM, address=0, slot_bytes=8 << 20, slots=12)
+    cards = tuple(c.model_copy(update={"staging": (arena,)}) for c in running(16, {}))
+    told = status_of(spec_of(), Role.DECODE, cards)
+    assert told.settings["stagingMiB"] == "96" and "stagingMiB" in (told.observed or ())
 
 
 def test_without_a_spec_that_can_be_read_the_cards_alone_tell() -> None:

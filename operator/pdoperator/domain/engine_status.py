@@ -68,10 +68,15 @@ def _asked(spec: PDClusterSpec | None, role: Role) -> RoleFacts | None:
 
 
 def _of_pools(cards: Sequence[RankCard], running: RoleFacts) -> dict[str, Value]:
-    """What only a started rank knows: the KV pool."""
+    """What only a started rank knows: its KV pool, and the arenas beside it (MiB of one rank)."""
     kinds = "+".join(sorted(k.value for k in running.memory_kinds or ()))
     mark = " (emulated)" if any(c.layout.emulated_vram for c in cards) else ""
-    told: dict[str, Value] = {"kvMemory": kinds + mark if kinds else None, "maxTotalTokens": running.max_total_tokens}
+    staging = sum(arena.slot_bytes * arena.slots for arena in cards[0].staging)
+    told: dict[str, Value] = {
+        "kvMemory": kinds + mark if kinds else None,
+        "maxTotalTokens": running.max_total_tokens,
+        "stagingMiB": staging >> 20 if staging else None,
+    }
     return {name: value for name, value in told.items() if value is not None}
 
 
