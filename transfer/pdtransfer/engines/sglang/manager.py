@@ -220,6 +220,9 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
         self._stop_decode()
         if self.rank is not None:
             self.rank.close()
+        # A context with open sockets would block whoever collects it.
+        self.server_socket.close(linger=0)
+        self._zmq_ctx.destroy(linger=0)
 
 
 def _listen_host(advertised: str) -> str:

@@ -71,7 +71,8 @@ class Rank:
     @property
     def must_end(self) -> bool:
         """Only this process' end makes its memory safe again."""
-        return isinstance(self.endpoint.failed, QuarantineOverflow)
+        failed = self.endpoint.failed
+        return failed is not None and isinstance(failed.__cause__, QuarantineOverflow)
 
     def broken(self, what: str) -> None:
         """Something of this rank ended that should not have."""

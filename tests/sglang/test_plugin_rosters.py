@@ -1,0 +1,165 @@
+"""Under an operator: ranks show their cards to a sidecar, rosters name the peers, and nobody else is spoken to.
+
+The sidecar here is a socket that speaks the contract's lines (contract/link.py)."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.srt.disaggregation.base.conn import KVPoll
+
+from pdtransfer.contract.card import RankCard
+from pdtransfer.contract.link import Hello, Peers, rank_messages
+from pdtransfer.contract.pairing import peers_of
+from pdtransfer.engines.sglang.messages import Introduce, encode
+from pdtransfer.engines.sglang.receiver import PdclusterKVReceiver
+from tests.sglang.plugin_world import Engine, Request, World, free_port, wait_for, world
+
+
+class Sidecar:
+    """Takes Hellos, hands out peers."""
+
+    def __init__(self, path: Path) -> None:
+        self.cards: dict[tuple[str, int], RankCard] = {}
+        self._lines: dict[tuple[str, int], socket.socket] = {}
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server.bind(str(path))
+        self._server.listen()
+        self._counter = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines:
+            for line in lines:
+                message = rank_messages.validate_json(line)
+                if isinstance(message, Hello):
+                    place = (message.card.pod_uid, message.card.rank)
+                    self._lines[place] = connection
+                    self.cards[place] = message.card
+
+    def roster(self, cards: Sequence[RankCard]) -> None:
+        """Everyone's peers among these."""
+        self._counter += 1
+        for place, card in list(self.cards.items()):
+            message = Peers(term=1, counter=self._counter, roster_hash="h", peers=peers_of(card, cards))
+            self._lines[place].sendall(message.model_dump_json().encode() + b"\n")
+
+    def close(self) -> None:
+        self._server.close()
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[World, Sidecar]]:
+    path = tmp_path / "sidecar.sock"
+    sidecar = Sidecar(path)
+    with world(monkeypatch, {"PDTRANSFER_SOCKET": str(path)}) as here:
+        yield here, sidecar
+    sidecar.close()
+
+
+def shown(sidecar: Sidecar, count: int) -> list[RankCard]:
+    wait_for(lambda: len(sidecar.cards) == count, f"{count} cards")
+    return list(sidecar.cards.values())
+
+
+def wired(*engines: Engine) -> None:
+    def all_wired() -> bool:
+        managers: list[Any] = [m for e in engines for m in e.managers]
+        return all(m.rank.peers and all(m.rank.wired(c) for c in m.rank.peers) for m in managers)
+
+    wait_for(all_wired, "the wiring")
+
+
+def test_peers_are_wired_before_the_first_request(site: tuple[World, Sidecar]) -> None:
+    here, sidecar = site
+    prefill, decode = here.engine(tp=2), here.engine(role="decode", port=1)
+    sidecar.roster(shown(sidecar, 3))
+    wired(prefill, decode)
+    assert {c.engine.type.value for c in sidecar.cards.values()} == {"SGLang"}
+    request = Request(1, prefill, decode, prompt=3)
+    request.run()
+    assert request.wrong() == []
+
+
+def test_a_peer_outside_the_roster_is_refused_by_name(site: tuple[World, Sidecar]) -> None:
+    here, sidecar = site
+    prefill, decode = here.engine(), here.engine(role="decode", port=1)
+    shown(sidecar, 2)
+    request = Request(2, prefill, decode, prompt=2)
+    request.begin()
+    assert request.receivers[0].poll() == KVPoll.Failed
+    reason = request.reason(request.receivers[0])
+    assert "PeerNotRostered" in reason and prefill.address in reason
+
+
+def test_an_unrostered_address_is_not_even_connected_to(site: tuple[World, Sidecar]) -> None:
+    here, sidecar = site
+    decode = here.engine(role="decode", port=1)
+    shown(sidecar, 1)
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as trap:
+        trap.settimeout(0.0)
+        (manager,) = decode.managers
+        one = PdclusterKVReceiver(manager, f"127.0.0.1:{port}", 3)
+        manager.try_ensure_parallel_info(one.bootstrap_addr)
+        wait_for(lambda: manager.try_ensure_parallel_info(one.bootstrap_addr) or one.poll() == KVPoll.Failed, "an end")
+        assert one.poll() == KVPoll.Failed
+        with pytest.raises(BlockingIOError):
+            trap.accept()
+
+
+def test_an_introduction_over_zmq_changes_nothing_under_a_roster(site: tuple[World, Sidecar]) -> None:
+    here, sidecar = site
+    prefill, decode = here.engine(), here.engine(role="decode", port=1)
+    sidecar.roster(shown(sidecar, 2))
+    wired(prefill, decode)
+    (manager,) = prefill.managers
+    before = manager.rank.peers
+    stranger = decode.managers[0].rank.card.model_copy(update={"pod_uid": "stranger"})
+    manager.hear(encode(Introduce(card=stranger)))
+    assert manager.rank.peers == before
+
+
+def test_a_roster_without_a_prefill_forgets_it_and_the_next_request_is_refused(site: tuple[World, Sidecar]) -> None:
+    here, sidecar = site
+    prefill, decode = here.engine(), here.engine(role="decode", port=1)
+    sidecar.roster(shown(sidecar, 2))
+    wired(prefill, decode)
+    first = Request(4, prefill, decode, prompt=2)
+    first.run()
+    first.clear()
+    (manager,) = decode.managers
+    assert prefill.address in manager.prefill_info_table
+    sidecar.roster([])
+    wait_for(lambda: not manager.rank.peers, "the empty roster")
+    wait_for(lambda: prefill.address not in manager.prefill_info_table, "what was cached about it to go")
+    second = Request(5, prefill, decode, prompt=2)
+    second.begin()
+    assert second.receivers[0].poll() == KVPoll.Failed
+    assert "PeerNotRostered" in second.reason(second.receivers[0])
+
+
+def test_an_unhealthy_engine_stays_for_the_operator_to_see(site: tuple[World, Sidecar]) -> None:
+    """Its card is withdrawn; the operator acts."""
+    here, sidecar = site
+    decode = here.engine(role="decode", port=1)
+    shown(sidecar, 1)
+    (manager,) = decode.managers
+    manager.rank.endpoint._core.crash(RuntimeError("a fault"))
+    wait_for(lambda: manager.rank._link.error, "the link's word")
+    assert "its card is withdrawn" in manager.rank._link.error
+    assert here.kills == []
+    assert "a fault" in manager.problem
