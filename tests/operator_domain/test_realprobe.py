@@ -328,11 +328,47 @@ def test_an_engine_that_the_operator_can_not_ask_leaves_the_cluster_ready_and_sa
 def test_an_operator_that_starts_again_proves_again_and_blames_nobody_meanwhile() -> None:
     w = Requests()
     w.run()
+    before = told(w)
     w.restart_operator()
+    w.probed.clear()
+    for _ in range(5):
+        w.step()
+        assert told(w) == before and w.condition("Ready")["status"] == "True"
+    assert len(w.probed) == 2  # nothing is taken over from the old process: both decodes are asked again
+
+
+def test_an_operator_that_starts_again_finds_what_broke_meanwhile() -> None:
+    w = Requests()
+    w.run()
+    w.restart_operator()
+    w.outcome = ProbeOutcome.TIMED_OUT
+    for _ in range(3):
+        w.step()
+    assert told(w)[0] == "Unknown"
+    for _ in range(20):
+        w.step()
+    assert told(w)[0] == "False"
+
+
+def test_a_proof_of_another_spec_is_not_held() -> None:
+    w = World(quickstart())
+    w.run()
+    assert told(w)[:2] == ("True", "Verified")
+    w.edit(quickstart(transfer__backend="NIXL"))
     w.step()
     assert told(w)[0] == "Unknown"
+
+
+def test_a_decode_that_comes_to_a_proven_cluster_does_not_undo_its_proof() -> None:
+    w = Requests()
     w.run()
-    assert told(w)[0] == "True"
+    w.edit(w.raw | {"decode": {"replicas": 3, "tensorParallelSize": 1}})
+    w.probed.clear()
+    for _ in range(10):
+        w.step()
+        assert told(w)[0] == "True"
+    assert w.side(Role.DECODE)[2].name in {p.decode.name for p in w.probed}
+    assert "3 decode pods" in told(w)[2]
 
 
 def test_a_pod_that_leaves_is_not_probed() -> None:

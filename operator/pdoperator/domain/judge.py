@@ -118,7 +118,10 @@ def verified(pic: Picture, proof: Verification) -> Aspect:
         proof_by_request = pic.real.proof if pic.real else RealProof()
         backend = pic.spec.transfer.backend.value if pic.spec else ""
         emulated = pic.spec is not None and pic.spec.engine.type is EngineType.REFERENCE
-        return verified_by_requests(proof_by_request, backend, emulated)
+        cluster = pic.observed.cluster
+        was = old_condition(cluster.status, kind)
+        same = was.get("status") == ConditionStatus.TRUE.value and was.get("observedGeneration") == cluster.generation
+        return verified_by_requests(proof_by_request, backend, emulated, str(was.get("message", "")) if same else "")
     if proof.failed:
         return no(kind, Reason.VERIFICATION_FAILED, f"{proof.failed}. Look at both pods' logs and the fabric.")
     if proof.pairs == 0:

@@ -27,6 +27,8 @@ class RealProof:
     reason: Reason = Reason.VERIFICATION_FAILED
     failed: str = ""
     open: str = ""
+    doubted: bool = False
+    """The last request of some prefill rank failed."""
 
     @property
     def complete(self) -> bool:
@@ -63,6 +65,7 @@ def prove(
         met=len(met),
         reason=reason,
         failed=failed,
+        doubted=any(s.failures for s in seen.values()),
         open=f"{open_[0].label}: {seen[open_[0].key].open}" if open_ else "",
     )
 
@@ -113,8 +116,9 @@ def _decode(decode: ProbeEnd, pairs: Mapping[tuple[str, int], Tried]) -> tuple[R
     )
 
 
-def verified_by_requests(proof: RealProof, backend: str, emulated: bool) -> Aspect:
-    """KVTransferVerified where a backend of SGLang's own moves the KV."""
+def verified_by_requests(proof: RealProof, backend: str, emulated: bool, held: str = "") -> Aspect:
+    """KVTransferVerified where a backend of SGLang's own moves the KV. `held` is its message while it was True of this
+    very spec ('' else): an operator that starts again, or one new pod, is no evidence against that."""
     if proof.failed:
         return no(_KIND, proof.reason, proof.failed)
     if proof.units == 0:
@@ -130,6 +134,8 @@ def verified_by_requests(proof: RealProof, backend: str, emulated: bool) -> Aspe
             f"{counts}; {proof.open}. A request through the router is the test here",
             required=False,
         )
+    if not proof.complete and held and not proof.doubted:
+        return yes(_KIND, Reason.VERIFIED, held)
     if not proof.complete:
         return unknown(_KIND, Reason.VERIFYING, f"{counts} so far")
     mark = f" (the Reference engine emulates backend {backend})" if emulated else ""
