@@ -111,8 +111,8 @@ class VerificationSpec(ApiModel):
         ge=5,
         le=86400,
         json_schema_extra=NO_CRD_DEFAULT,
-        description="Seconds between two checks of a wired pair. No effect in this version, which checks a pair when "
-        "it is wired.",
+        description="With backends NIXL and Mooncake, seconds between two real requests of the operator's through each "
+        "prefill rank. With PDCluster no effect in this version, which checks a pair when it is wired.",
     )
 
 
