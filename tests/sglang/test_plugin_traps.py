@@ -614,3 +614,26 @@ def test_the_verdicts_name_what_both_sides_found(here: World) -> None:
     assert verdict.state is VerdictState.WIRED and verdict.checksum_ok
     assert manager.rank.endpoint.inflight == 0
     assert TransferState.SUCCESS == "Success"
+
+
+# --- memory that SGLang takes away -------------------------------------------------------------
+
+
+def test_while_sglang_has_taken_its_pools_away_rooms_fail_and_afterwards_they_serve(here: World) -> None:
+    """release_memory_occupation and resume_memory_occupation, on both sides."""
+    prefill, decode = pair(here)
+    Request(94, prefill, decode, prompt=2).run()  # type: ignore[arg-type]
+    managers = (*prefill.managers, *decode.managers)  # type: ignore[attr-defined]
+    names = [m.rank.card.agent_name for m in managers]
+    for m in managers:
+        m.deregister_buffer_to_engine()
+    assert not set(names) & set(here.hub.agents), "an agent is still there"
+    one = PdclusterKVReceiver(decode.managers[0], prefill.address, 95)  # type: ignore[attr-defined]
+    one.init(0)
+    assert one.poll() == KVPoll.Failed
+    one.clear()
+    for m in managers:
+        m.register_buffer_to_engine()
+    again = Request(96, prefill, decode, prompt=3)  # type: ignore[arg-type]
+    again.run()
+    assert again.wrong() == []

@@ -214,6 +214,26 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
             self.record_failure(room, reason)
             self.update_status(room, KVPoll.Failed)
 
+    # --- memory that SGLang takes away and gives back ---------------------------------------
+
+    def deregister_buffer_to_engine(self) -> None:
+        """SGLang is about to unmap its pools (release_memory_occupation): nothing may be registered or written then.
+        Rooms fail until the pools are back."""
+        rank, self.rank = self.rank, None
+        if rank is not None:
+            rank.close()
+
+    def register_buffer_to_engine(self) -> None:
+        """The pools are back, in the same place: a new endpoint over them, which is another incarnation."""
+        if self.rank is not None:
+            return
+        if self.role is Role.PREFILL:
+            self.register_to_bootstrap()
+            return
+        self._open()
+        for address in list(self.prefill_info_table):
+            self.forget_prefill(address)
+
     def teardown(self) -> None:
         """Give everything back."""
         self._stop_prefill()
