@@ -6,14 +6,19 @@ import contextlib
 import fcntl
 import os
 import signal
-import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from free_ports import free_port
+
+__all__ = ["HACK", "TREE", "alone", "cpu_variables", "environment", "free_port", "kill_session", "session_members"]
 TREE = Path(__file__).parents[2]
 HACK = TREE / "hack" / "sglang"
 LOCK = Path(tempfile.gettempdir()) / "sglang.lock"
@@ -46,13 +51,6 @@ def alone() -> Iterator[None]:
         if waiting.is_alive():
             raise TimeoutError(f"{LOCK} was held by others for {LOCK_S:.0f} s")
         yield
-
-
-def free_port() -> int:
-    """A TCP port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def session_members(session: int) -> dict[int, str]:
