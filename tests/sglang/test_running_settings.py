@@ -11,8 +11,10 @@ import pytest
 from sglang.srt.runtime_context import get_context, publish
 from sglang.srt.server_args import prepare_server_args
 
-from pdtransfer.contract.base import Role
+from pdtransfer.contract.base import EngineType, Role
+from pdtransfer.contract.card import EngineFacts
 from pdtransfer.contract.sglang_cli.server import card_facts
+from pdtransfer.engines.sglang.identity import read_model
 from pdtransfer.engines.sglang.running import running_settings
 
 CONFIG = {
@@ -45,6 +47,14 @@ def test_a_rank_tells_what_sglang_made_of_its_settings(server: Any) -> None:
     assert told["hicache_mem_layout"] == "page_first_direct"  # the default does not go with direct I/O
     facts = card_facts(Role.DECODE, running_settings(server))
     assert facts["hicache_mem_layout"] == "page_first_direct" and facts["disable_radix_cache"] is True
+
+
+def test_the_model_of_a_ranks_card_brings_them_along(server: Any) -> None:
+    model = read_model(server, latent=False)
+    assert (model.layers, model.heads, model.dtype) == (2, 2, "bfloat16")
+    assert dict(model.settings)["disaggregation_transfer_backend"] == "nixl"
+    facts = EngineFacts(type=EngineType.SGLANG, version="0.5.23", settings=model.settings)
+    assert EngineFacts.model_validate_json(facts.model_dump_json()) == facts
 
 
 def test_what_is_settled_with_the_pools_is_told_as_it_was_settled(server: Any) -> None:
