@@ -64,6 +64,7 @@ class Shape:
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    cp: int = 1
     layers: int = 4
     heads: int = 4
     dim: int = 8
@@ -193,9 +194,14 @@ class Runtime:
     now = SimpleNamespace()
 
     @classmethod
-    def of(cls, shape: Shape, tp: int, pp: int, dp: int, port: int, group: Any, stages: list[Store]) -> SimpleNamespace:
+    def of(
+        cls, shape: Shape, place: tuple[int, int, int, int], port: int, group: Any, stages: list[Store]
+    ) -> SimpleNamespace:
+        """`place` is the rank's dp, pp, cp and tp."""
+        dp, _, cp, tp = place
         parallel = SimpleNamespace(
-            tp_size=shape.tp * shape.dp, attn_tp_size=shape.tp, attn_tp_rank=tp, attn_cp_size=1, attn_cp_rank=0,
+            tp_size=shape.tp * shape.dp * shape.cp, attn_tp_size=shape.tp, attn_tp_rank=tp,
+            attn_cp_size=shape.cp, attn_cp_rank=cp,
             attn_dcp_size=1, attn_dcp_rank=0, attn_dp_size=shape.dp, attn_dp_rank=dp, dp_size=1, pp_size=shape.pp,
             enable_kv_cache_sharding=False, enable_dsa_cache_layer_split=False, enable_cp_tp_group_sharing=False,
             dist_init_addr=None, nnodes=1, load_balance_method="follow_bootstrap_room", num_dp_ranks=shape.dp,
@@ -289,9 +295,9 @@ class World:
         engine = Engine(shape, [], [], f"127.0.0.1:{port}", server, incarnation)
         self.engines.append(engine)
         stages: list[Store] = []
-        for dp, pp, tp in itertools.product(range(shape.dp), range(shape.pp), range(shape.tp)):
-            pool = RankPool(shape, tp, pp)
-            Runtime.now = Runtime.of(shape, tp, pp, dp, port, group, stages)
+        for place in itertools.product(*map(range, (shape.dp, shape.pp, shape.cp, shape.tp))):
+            pool = RankPool(shape, place[3], place[1])
+            Runtime.now = Runtime.of(shape, place, port, group, stages)
             mode = DisaggregationMode.PREFILL if shape.role == "prefill" else DisaggregationMode.DECODE
             args = SimpleNamespace(shape=shape, enable_pd_role_switch=False, model_path="tiny")
             engine.pools.append(pool)

@@ -75,3 +75,14 @@ def test_chunks_and_a_prefix_that_decode_has(here: World) -> None:
     request.run(chunks=[2, 1, 3])
     assert request.wrong() == []
     assert len(request.target) == 6
+
+
+@pytest.mark.parametrize("kind", ["mha", "mla"])
+def test_of_context_parallel_ranks_the_first_sends(here: World, kind: str) -> None:
+    """Each of them has the whole prompt's rows after a forward pass."""
+    prefill, decode = here.engine(cp=2, tp=2, kind=kind), here.engine(tp=1, kind=kind, role="decode", port=1)
+    request = Request(12, prefill, decode, prompt=3)
+    request.run()
+    assert request.wrong() == []
+    sent = [one for one in request.senders if one._transfer is not None]
+    assert {one.kv_mgr.attn_cp_rank for one in sent} == {0}

@@ -38,7 +38,8 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
         self._transfer: SendTransfer | None = None
         self._asked: Asked | None = None
         self._first_page = 0
-        self._surplus = False
+        self._surplus = bool(mgr.is_dummy_cp_rank)
+        """It sends nothing: another rank has the same rows."""
         self._made = time.monotonic()
         self._attempt: int | None = None
         mgr.senders[bootstrap_room] = self
@@ -140,7 +141,7 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
         if manager.problem:
             self._fail(manager.problem)
             return
-        if self._attempt is None and not manager.is_dummy_cp_rank:
+        if self._attempt is None and not self._surplus:
             self._hear()
         told = manager.given_up(room)
         if told is None:
