@@ -28,25 +28,37 @@ from pdtransfer.contract.compat.rule import CONSEQUENCE, Hit, NeedsFact, Outcome
 from pdtransfer.contract.effective import effective
 from pdtransfer.contract.facts import RoleFacts
 
-RULES: tuple[Rule, ...] = (
-    *transport.V.rules,
-    *parallelism.A.rules,
-    *pipeline.A.rules,
-    *context.A.rules,
-    *features.A.rules,
-    *geometry.B.rules,
-    *formats.B.rules,
-    *speculation.C.rules,
-    *state.D.rules,
-    *exclusions.D.rules,
-    *caches.E.rules,
-    *retraction.E.rules,
-    *hicache.E.rules,
-    *hostkv.F.rules,
-    *staging.G.rules,
-    *transport.H.rules,
-    *nixl.H.rules,
-    *endpoints.H.rules,
+_FAMILIES = "VABCDEFGH"
+
+
+def _place(rule: Rule) -> tuple[int, int]:
+    return _FAMILIES.index(rule.family), int(rule.id[1:])
+
+
+RULES: tuple[Rule, ...] = tuple(
+    sorted(
+        (
+            *transport.V.rules,
+            *parallelism.A.rules,
+            *pipeline.A.rules,
+            *context.A.rules,
+            *features.A.rules,
+            *geometry.B.rules,
+            *formats.B.rules,
+            *speculation.C.rules,
+            *state.D.rules,
+            *exclusions.D.rules,
+            *caches.E.rules,
+            *retraction.E.rules,
+            *hicache.E.rules,
+            *hostkv.F.rules,
+            *staging.G.rules,
+            *transport.H.rules,
+            *nixl.H.rules,
+            *endpoints.H.rules,
+        ),
+        key=_place,
+    )
 )
 """Every rule once, in the order findings are listed."""
 
