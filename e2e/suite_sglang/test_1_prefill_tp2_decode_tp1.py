@@ -72,15 +72,16 @@ def test_a_client_that_hangs_up_ends_its_request_and_the_next_is_served(served: 
     with served.kubectl.forward(f"service/{served.name}-router", 30000) as port:
         body = {
             "input_ids": prompt,
-            "stream": True,
-            "sampling_params": {"temperature": 0, "max_new_tokens": 3000, "ignore_eos": True},
+            "stream": True,  # the model's context is 2048 tokens: it goes on for a while
+            "sampling_params": {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True},
         }
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=90) as answer:
-            assert answer.readline().startswith(b"data: {")  # it runs on decode
-            assert _running(served) == 1
+            first = json.loads(answer.readline().removeprefix(b"data: "))
+            assert first["output_ids"] == list(served.cases[0].tokens)[: len(first["output_ids"])]
+            wait_for("decode computes for it", lambda: _running(served) == 1, timeout=60)
         # The connection is closed by now.
         wait_for("decode stopped computing for nobody", lambda: _running(served) == 0, timeout=60)
     served.exact()
@@ -145,7 +146,7 @@ def test_a_killed_scheduler_is_told_and_its_engine_comes_back(served: Served) ->
         sglang.kill(served.kubectl, pod, sglang.processes(served.kubectl, pod, "sglang::scheduler")[-1])
 
     reasons = _break(served, "prefill", harm)
-    assert reasons, "Ready never was anything but True"
+    assert "Crashing" in reasons
     assert _replaced(served) > before
     served.exact()
 

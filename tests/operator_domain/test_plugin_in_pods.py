@@ -8,6 +8,7 @@ import pytest
 from domain_world import UID, quickstart
 
 from pdoperator.api.spec import PDClusterSpec
+from pdoperator.domain.children import router_deployment
 from pdoperator.domain.container_env import OWN_ENV
 from pdoperator.domain.observed import ClusterObject
 from pdoperator.domain.pods import Slot, engine_pod
@@ -160,3 +161,18 @@ def test_no_mount_of_a_user_lies_over_the_plugin(path: str, ours: bool) -> None:
     }
     mounts = [m["name"] for m in engine(decode__template=template)["volumeMounts"]]
     assert ("x" not in mounts) is ours
+
+
+def router_flags(**changes: Any) -> dict[str, str]:
+    raw = quickstart(**changes)
+    obj = ClusterObject("a", "ns", UID, 1, raw, PDClusterSpec.model_validate(raw))
+    made = router_deployment(obj, PDClusterSpec.model_validate(raw), DecideSettings())
+    args = made["spec"]["template"]["spec"]["containers"][0]["args"]
+    return {args[i]: args[i + 1] for i in range(len(args) - 1) if args[i].startswith("--")}
+
+
+def test_a_health_answer_that_waits_for_a_prefill_chunk_takes_no_sglang_pod_away() -> None:
+    patient, strict = router_flags(engine=SGLANG), router_flags()
+    assert (patient["--health-check-timeout-secs"], patient["--health-failure-threshold"]) == ("10", "3")
+    assert (strict["--health-check-timeout-secs"], strict["--health-failure-threshold"]) == ("2", "1")
+    assert engine()["readinessProbe"]["timeoutSeconds"] == 10

@@ -17,7 +17,7 @@ from pdoperator.domain.revision import role_spec
 from pdoperator.domain.rollout import max_unavailable
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.domain.template import apply_template, merge_mounts, merge_named
-from pdtransfer.contract.base import Role, content_hash
+from pdtransfer.contract.base import EngineType, Role, content_hash
 
 ROUTER_UID = 65532
 Manifest = dict[str, Any]
@@ -85,6 +85,18 @@ def router_service(cluster: ClusterObject) -> Manifest:
     )
 
 
+def _health_checks(spec: PDClusterSpec) -> list[str]:
+    """How the router looks at its workers by itself; the operator takes dead and unwired ones off before. SGLang's
+    /health computes a token: it answers after the prefill chunk that is under way, and one late answer must not take
+    every prefill pod away."""
+    sglang = spec.engine.type is EngineType.SGLANG
+    timeout, failures = ("10", "3") if sglang else ("2", "1")
+    return [
+        *("--health-check-interval-secs", "1", "--health-check-timeout-secs", timeout),
+        *("--health-failure-threshold", failures, "--health-success-threshold", "1"),
+    ]
+
+
 def router_deployment(cluster: ClusterObject, spec: PDClusterSpec, settings: DecideSettings) -> Manifest:
     """smg, started without workers: the operator sets them through its worker API, with a key."""
     router = spec.router
@@ -92,8 +104,7 @@ def router_deployment(cluster: ClusterObject, spec: PDClusterSpec, settings: Dec
     args = ["--pd-disaggregation", "--host", "0.0.0.0", "--port", str(names.PORT_ROUTER_HTTP)]
     args += ["--prometheus-host", "0.0.0.0", "--prometheus-port", str(names.PORT_ROUTER_METRICS)]
     args += ["--control-plane-api-keys", "pdcluster:pdcluster-operator:admin:$(ROUTER_KEY)"]
-    args += ["--health-check-interval-secs", "1", "--health-check-timeout-secs", "2"]
-    args += ["--health-failure-threshold", "1", "--health-success-threshold", "1"]
+    args += _health_checks(spec)
     if router.policies.prefill:
         args += ["--prefill-policy", router.policies.prefill]
     if router.policies.decode:

@@ -141,7 +141,8 @@ def engine_container(spec: PDClusterSpec, side: Role, role: RoleSpec, settings: 
         "readinessProbe": {
             "httpGet": {"path": "/ready" if reference else "/health", "port": names.PORT_ENGINE_HTTP},
             "periodSeconds": 2,
-            "timeoutSeconds": 5,
+            # SGLang answers after the prefill chunk that is under way.
+            "timeoutSeconds": 5 if reference else 10,
             "failureThreshold": 3,
         },
         # Routers and EPPs drop a terminating pod within a few seconds; until then it still serves.
