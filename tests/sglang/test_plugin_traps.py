@@ -152,6 +152,29 @@ def test_an_abort_is_acknowledged_only_after_what_was_posted_has_landed(here: Wo
     assert again.wrong() == []
 
 
+def test_pages_that_no_source_acknowledges_come_back_with_a_new_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held is capped (here: nothing may be): the agent that late writes go to is destroyed."""
+    with world(monkeypatch, {"PDTRANSFER_QUARANTINE_MIB": "0"}) as here:
+        prefill, decode = pair(here)
+        request = Request(26, prefill, decode, prompt=4)  # type: ignore[arg-type]
+        request.begin()
+        request.ask()
+        request.asked()
+        stalled(request, here)
+        request.send()
+        (one,) = request.receivers
+        wait_for(lambda: one.poll() == KVPoll.Transferring, "bytes under way")
+        one.abort()
+        assert not one.kv_mgr.is_abort_release_safe(26, 0)
+        wait_for(lambda: one.kv_mgr.is_abort_release_safe(26, 0), "the old agent's end")
+        assert one.kv_mgr.rank.card.generation == 1
+        land(request, here)
+        assert not any(a.any() for a in decode.pools[0].parts.values()), "a late write landed"  # type: ignore[attr-defined]
+        again = Request(27, prefill, decode, prompt=4)  # type: ignore[arg-type]
+        again.run()
+        assert again.wrong() == []
+
+
 def test_decodes_abort_ends_prefills_request_at_once(here: World) -> None:
     prefill, decode = pair(here, tp=2, kind="mla")
     request = Request(24, prefill, decode, prompt=2)  # type: ignore[arg-type]
@@ -337,6 +360,26 @@ def test_another_backend_at_the_address_is_said_by_name(here: World) -> None:
     request = Request(54, SimpleNamespace(address=""), decode, prompt=1)  # type: ignore[arg-type]
     assert "prefill runs another transfer backend" in request.reason(one)
     server.close()
+
+
+def test_an_introduction_that_was_lost_is_said_again(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's registration is sent once and has no answer."""
+    prefill, decode = pair(here)
+    (manager,) = prefill.managers  # type: ignore[attr-defined]
+    heard, lost = manager.hear, []
+
+    def lose_the_first(frames: list[bytes]) -> None:
+        if lost:
+            heard(frames)
+        else:
+            lost.append(frames)
+
+    monkeypatch.setattr(manager, "hear", lose_the_first)
+    monkeypatch.setattr("pdtransfer.engines.sglang.introduction.JUDGED_S", 0.2)
+    request = Request(56, prefill, decode, prompt=2)  # type: ignore[arg-type]
+    request.run()
+    assert request.wrong() == []
+    assert len(lost) == 1 and b"introduce" in lost[0][1]
 
 
 def test_stray_traffic_on_the_ranks_port_ends_nothing(here: World) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -215,12 +214,3 @@ class DecodePart:
         with self._holds:
             self._held.pop(bootstrap_room, None)
         super().clear_deferred_abort_state(bootstrap_room)  # type: ignore[misc]
-
-    @property
-    def longest_hold(self) -> float:
-        """Seconds that the oldest aborted request's pages have waited."""
-        now = time.monotonic()
-        waits = [
-            now - r.ended for held in list(self._held.values()) for r in list(held) if r.ended and not r.releasable
-        ]
-        return max(waits, default=0.0)

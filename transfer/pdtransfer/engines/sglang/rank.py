@@ -130,16 +130,6 @@ class Rank:
             if wanted != self._peers:
                 self.endpoint.apply_peers(wanted)
 
-    def forget(self, bootstrap: str) -> None:
-        """Nothing answers at that prefill address any more (introduced peers only)."""
-        if self.rostered:
-            return
-        with self._lock:
-            self._pods = {u: p for u, p in self._pods.items() if not any(c.bootstrap == bootstrap for c in p)}
-            wanted = tuple(c for c in self._peers if c.bootstrap != bootstrap)
-            if wanted != self._peers:
-                self.endpoint.apply_peers(wanted)
-
     def close(self) -> None:
         """Take the card away, then end everything."""
         if self._link is not None:

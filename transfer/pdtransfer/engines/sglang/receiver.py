@@ -48,8 +48,6 @@ class PdclusterKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         self._transfer: ReceiveTransfer | None = None
         self._aux_index = -1
         self._told = False
-        self.ended = 0.0
-        """Monotonic seconds at which it failed."""
         self.attempt = mgr.next_attempt(bootstrap_room)
         self.bootstrap_infos: list[dict[str, Any]] | None = None
         super().__init__(mgr, bootstrap_addr, bootstrap_room)
@@ -272,7 +270,6 @@ class PdclusterKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         return self.bootstrap_infos is not None
 
     def _fail(self, reason: str) -> None:
-        self.ended = time.monotonic()
         self.kv_mgr.fail_room(self.bootstrap_room, reason)
         self.conclude_state = KVPoll.Failed
         self._tell_all(reason)
