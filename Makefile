@@ -5,7 +5,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup test fuzz check fmt e2e e2e-sglang demo clean-demo cluster-up cluster-down tools crds sglang-env bench bench-quick
+.PHONY: help setup test test-sglang fuzz check fmt e2e e2e-sglang demo clean-demo cluster-up cluster-down tools crds sglang-env bench bench-quick
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -21,6 +21,9 @@ tools: ## Kubernetes, etcd, CoreDNS, Helm and kubectl, built once into the cache
 test: setup ## Levels 1-3: pure, fakes, real NIXL and a real kube-apiserver (no containers)
 	@python3 -m e2e.cluster build-tools --only etcd,kube-apiserver,kubectl,helm
 	$(PY) -m pytest tests
+
+test-sglang: setup sglang-env ## The SGLang backend and the rules against the installed SGLang on the CPU, real servers too
+	@hack/sglang/test.sh $(ARGS)
 
 SECONDS ?= 600
 fuzz: setup ## Every decoder on odd inputs for SECONDS=600: no crash, no hang, no memory without bound
