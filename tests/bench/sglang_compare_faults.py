@@ -42,6 +42,7 @@ def faults_on(both: Pair, work: Work, log: Callable[[str], None]) -> list[Fault]
             found.append(Fault(backend, name, *provoke(both, work, long)))
         except AssertionError as error:
             found.append(Fault(backend, name, None, "-", f"not provoked: {str(error).splitlines()[0]}"))
+        log(f"  {found[-1].seconds} s: {found[-1].user}; {found[-1].then}")
     return found
 
 
