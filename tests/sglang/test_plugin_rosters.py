@@ -163,3 +163,11 @@ def test_an_unhealthy_engine_stays_for_the_operator_to_see(site: tuple[World, Si
     assert "its card is withdrawn" in manager.rank._link.error
     assert here.kills == []
     assert "a fault" in manager.problem
+
+
+def test_a_pod_is_called_by_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routers name the pod's IP; SGLang may find another one of its addresses."""
+    with world(monkeypatch, {"POD_IP": "127.0.0.2", "POD_UID": "pod-1"}) as here:
+        card = here.engine().managers[0].rank.card
+        assert card.pod_uid == "pod-1"
+        assert card.bootstrap.startswith("127.0.0.2:") and card.control.startswith("127.0.0.2:")

@@ -97,7 +97,7 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
         regions = pool_regions(self.kv_args, stage, kinds)
         place = identity.Place(
             role=self.role,
-            host=self.local_ip,
+            host=self._host,
             port=int(get_serving().port),
             bootstrap=self._bootstrap_address(),
             incarnation=self._incarnation(),
@@ -134,8 +134,13 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
     def _bootstrap_address(self) -> str:
         if self.role is Role.DECODE:
             return ""
-        host = f"[{self.local_ip}]" if ":" in self.local_ip else self.local_ip
+        host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{host}:{self.bootstrap_port}"
+
+    @property
+    def _host(self) -> str:
+        """Where peers reach this rank: what routers call the pod, else the address that SGLang found."""
+        return self.settings.host or str(self.local_ip)
 
     def _incarnation(self) -> str:
         """New at each engine start, the same in all of its ranks."""
@@ -159,8 +164,8 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
         if held.staging_mib is None:
             staging = min(staging, -(-sum(r.item_bytes * r.items for r in regions) // MIB) * MIB)
         return EndpointConfig(
-            listen_host=_listen_host(self.local_ip),
-            advertise_host=self.local_ip,
+            listen_host=_listen_host(self._host),
+            advertise_host=self._host,
             tls_dir=str(held.tls_dir) if held.tls_dir else None,
             server_name=pod_server_name(held.cluster_uid) if held.cluster_uid else EndpointConfig.server_name,
             net_devices=held.net_devices

@@ -30,6 +30,8 @@ class Settings:
     cluster_uid: str = ""
     pod_uid: str = ""
     pod_name: str = ""
+    host: str = ""
+    """The pod's address; empty: SGLang finds one."""
     revision: str = ""
     socket: Path | None = None
     """The pod's sidecar: then rosters decide who the peers are."""
@@ -63,6 +65,7 @@ def read_settings(env: Mapping[str, str] | None = None) -> Settings:
         cluster_uid=env.get("PDCLUSTER_UID", ""),
         pod_uid=env.get("POD_UID", ""),
         pod_name=env.get("POD_NAME", ""),
+        host=env.get("POD_IP", ""),
         revision=env.get("PDCLUSTER_REVISION", ""),
         socket=Path(socket) if socket else None,
         tls_dir=Path(tls) if tls else None,
