@@ -76,6 +76,9 @@ def prefill(geometry: ModelGeometry | None = LLAMA, chip: Accelerator | None = S
         (DSA, SM90, {"page_size": 16}, 64),
         (DSA.model_copy(update={"index_pool": 4}), SM90, {}, 256),
         (V4, SM100, {"page_size": 64}, 256),
+        (MLA, ROCM, {}, 1),  # aiter or triton
+        (MIMO, Accelerator.SM89, {}, 1),  # flashinfer or triton
+        (LLAMA, Accelerator.CPU, {}, 1),
     ],
 )
 def test_page_size_follows_the_attention_backend_and_the_model(

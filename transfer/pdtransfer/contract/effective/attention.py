@@ -42,6 +42,7 @@ def attention(d: Draft) -> None:
         d.set("B2", "attention_backend", prefill, "prefill and decode backends are the same", _SOURCE)
     elif d.now.attention_backend == "":
         backend = _common(d)
+        d.keeps_pages = backend is None and _plain(d)
         d.set("B2", "attention_backend", backend, f"the common choice on {d.accelerator.value}", _SOURCE)
     if d.now.attention_backend == "fa3" and d.now.kv_dtype == "fp8_e5m2":
         why = "fa3 has no fp8_e5m2"
@@ -142,6 +143,19 @@ def _common(d: Draft) -> str | None:
     if chip is Accelerator.ROCM:
         return "aiter"
     return None if geometry.architecture in SINKS_UNTOLD else "flashinfer"
+
+
+def _plain(d: Draft) -> bool:
+    """The backend that can not be told is one of those that take pages of any size: aiter or triton, flashinfer or
+    triton, or a CPU's."""
+    if d.accelerator is Accelerator.CPU:
+        return True
+    geometry = d.geometry
+    if geometry is None or geometry.architecture is None:
+        return False
+    if geometry.latent:
+        return d.accelerator is Accelerator.ROCM
+    return geometry.architecture in SINKS_UNTOLD and d.accelerator not in (Accelerator.SM90, Accelerator.SM100)
 
 
 def asymmetric(geometry: ModelGeometry) -> bool:

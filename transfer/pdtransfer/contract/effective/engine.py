@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import EngineType
@@ -57,8 +58,19 @@ def effective(
         return Effective(facts)
     shape = geometry or facts.geometry
     chip = accelerator or facts.accelerator
+    try:
+        return _kept(facts, shape, chip)
+    except TypeError:  # facts that hold a list or a set: nothing to keep them by
+        return _worked_out(facts, shape, chip)
+
+
+def _worked_out(facts: RoleFacts, shape: ModelGeometry | None, chip: Accelerator | None) -> Effective:
     kinds = GPUS if chip is None else NVIDIA if chip is Accelerator.NVIDIA else (chip,)
     return _merged([_run(facts, shape, kind) for kind in kinds])
+
+
+# An operator asks about the same few roles with every look at a cluster.
+_kept = lru_cache(maxsize=1024)(_worked_out)
 
 
 def _run(facts: RoleFacts, geometry: ModelGeometry | None, accelerator: Accelerator) -> Draft:

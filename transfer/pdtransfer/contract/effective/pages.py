@@ -71,8 +71,8 @@ def of_backend(d: Draft) -> None:
     if "fa4" in (base, decode, prefill) and d.accelerator is Accelerator.SM100 and _fa4_is_ours(d):
         why = "fa4 on SM100 has pages of 128"
         d.set("B2", "page_size", 128, why, f"{_OVERRIDES} _fa4_page_constraint")
-    if d.unset("page_size") and (base is not None or d.accelerator is Accelerator.CPU):
-        # A backend that is not known might have set one; none of a CPU's does.
+    if d.unset("page_size") and (base is not None or d.keeps_pages):
+        # A backend that is not known might have set one.
         d.set("B2", "page_size", 1, "the engine's default", f"{_OVERRIDES} _page_size_default")
 
 

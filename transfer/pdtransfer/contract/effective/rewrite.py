@@ -77,6 +77,8 @@ class Draft:
         self.accelerator = accelerator
         self.rewrites: dict[str, Rewrite] = {}
         self.touched: set[str] = set()
+        self.keeps_pages = False
+        """The attention backend is not known, and it is one that takes pages of any size."""
 
     @property
     def prefill(self) -> bool:
