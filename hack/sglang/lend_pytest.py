@@ -1,4 +1,4 @@
-"""Links pytest and what it needs from this Python into a folder: python hack/sglang/lend_pytest.py DIR"""
+"""Links pytest, hypothesis and what they need from this Python into a folder: python hack/sglang/lend_pytest.py DIR"""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
-LENT = ("pytest", "_pytest", "pluggy", "iniconfig", "pytest_timeout", "py")
+LENT = ("pytest", "_pytest", "pluggy", "iniconfig", "pytest_timeout", "py", "hypothesis", "sortedcontainers")
+LENT += ("_hypothesis_globals", "_hypothesis_ftz_detector", "_hypothesis_pytestplugin")
 
 
 def link(folder: Path) -> None:

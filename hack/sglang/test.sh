@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs tests/sglang with SGLang's own Python, which has no pytest: this checkout's .venv lends its pytest (and only
+# Runs tests/sglang with SGLang's own Python, which has no pytest: this checkout's .venv lends pytest and hypothesis (and only
 # that) through a folder of links. Arguments go to pytest.
 set -eu
 cd "$(dirname "$0")/../.."
