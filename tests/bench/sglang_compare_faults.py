@@ -104,10 +104,10 @@ def misfit_page(both: Pair, work: Work, long: list[int]) -> Outcome:
     with running(misfit):
         began = time.monotonic()
         answer = heard(Pair(both.prefill, misfit).begin(prompt, NEW, timeout=work.cap)[1].result, began)
-        with contextlib.suppress(AssertionError):
-            misfit.await_end(5)
-        lives = "that decode ENDED" if misfit.ended() else "that decode lives"
-    return known(answer), told(answer), f"{lives}; the fitting pair {again(both, work)}"
+        raised = re.findall(r"^RuntimeError: .*", misfit.log.read_text(errors="replace"), re.MULTILINE)
+        lives = "that decode lives" if misfit.healthy() else "that decode is DEAD"
+    why = f" ({raised[-1][:160]})" if raised else ""
+    return known(answer), told(answer), f"{lives}{why}; the fitting pair {again(both, work)}"
 
 
 def prefill_dies(both: Pair, work: Work, long: list[int]) -> Outcome:

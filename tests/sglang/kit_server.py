@@ -116,6 +116,7 @@ class Server:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=variables,
+                cwd=self.folder,
                 start_new_session=True,
             )
 
@@ -199,14 +200,6 @@ class Server:
     def ended(self) -> bool:
         """The launcher ended."""
         return self.process is None or self.process.poll() is not None
-
-    def await_end(self, seconds: float) -> None:
-        """Until the launcher has ended."""
-        until = time.monotonic() + seconds
-        while not self.ended():
-            if time.monotonic() > until:
-                raise AssertionError(f"SGLang {self.setting.role} still runs after {seconds:.0f} s")
-            time.sleep(0.1)
 
     def stop(self) -> None:
         """Kill all its processes."""
