@@ -105,6 +105,22 @@ def test_a_peer_outside_the_roster_is_refused_by_name(site: tuple[World, Sidecar
     assert "PeerNotRostered" in reason and prefill.address in reason
 
 
+def test_a_refusal_ends_with_the_roster_that_names_the_peer(site: tuple[World, Sidecar]) -> None:
+    here, sidecar = site
+    prefill, decode = here.engine(), here.engine(role="decode", port=1)
+    cards = shown(sidecar, 2)
+    first = Request(6, prefill, decode, prompt=2)
+    first.begin()
+    assert first.receivers[0].poll() == KVPoll.Failed
+    for one in (*first.senders, *first.receivers):
+        one.clear()
+    sidecar.roster(cards)
+    wired(prefill, decode)
+    second = Request(7, prefill, decode, prompt=2)
+    second.run()
+    assert second.wrong() == []
+
+
 def test_an_unrostered_address_is_not_even_connected_to(site: tuple[World, Sidecar]) -> None:
     here, sidecar = site
     decode = here.engine(role="decode", port=1)

@@ -170,10 +170,14 @@ class DecodePart:
             self.heartbeat_failures.pop(address, None)  # type: ignore[attr-defined]
 
     def _peers_changed(self, bootstraps: frozenset[str]) -> None:
-        """The roster (or an introduction) names other ranks there now: nothing that was cached about them holds."""
+        """The roster (or an introduction) names other ranks there now: nothing that was cached about them holds, nor
+        that the address was refused."""
         known = set(getattr(self, "prefill_info_table", ()))
-        for address in bootstraps & known:
-            self._handle_node_failure(address, "its ranks were replaced")
+        for address in bootstraps:
+            if address in known:
+                self._handle_node_failure(address, "its ranks were replaced")
+            else:
+                self.meetings.forget(address)
 
     # --- attempts, pages --------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ MAX_PODS = 64
 
 
 class Rank:
-    """`on_peers(bootstraps)` is called (from any thread) with the prefill addresses whose cards changed or went."""
+    """`on_peers(bootstraps)` is called (from any thread) with prefill addresses whose cards came, changed or went."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Rank:
 
         before, after = places(self._peers), places(peers)
         self._peers = tuple(peers)
-        changed = frozenset(b for b, held in before.items() if after.get(b) != held)
+        changed = frozenset(b for b in before.keys() | after.keys() if before.get(b) != after.get(b))
         if changed:
             self._on_peers(changed)
 
