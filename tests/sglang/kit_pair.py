@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from kit_machine import alone, free_port, kill_session
+from kit_machine import TREE, alone, free_port, kill_session
 from kit_plugins import PDCLUSTER
 from kit_server import NIXL_DRAM, Server, Setting, running
 
@@ -110,7 +110,7 @@ def plain(setting: Setting, folder: Path, tp: int) -> Iterator[Server]:
 @contextlib.contextmanager
 def router(both: Pair, folder: Path) -> Iterator[str]:
     """The real router (smg) with the pair as its workers; its address."""
-    smg = shutil.which("smg", path=str(Path(sys.executable).parent)) or shutil.which("smg")
+    smg = shutil.which("smg", path=str(TREE / ".venv" / "bin")) or shutil.which("smg")
     if smg is None:
         raise RuntimeError("the router (smg) is missing: run make setup")
     port = free_port()
@@ -120,8 +120,10 @@ def router(both: Pair, folder: Path) -> Iterator[str]:
         *("--prometheus-port", str(free_port()), "--health-check-interval-secs", "5"),
     ]
     log = folder / "smg.log"
+    # It is of the project's own Python, whoever runs the tests.
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=variables, start_new_session=True)
     url, until = f"http://127.0.0.1:{port}", time.monotonic() + 60
     try:
         while True:

@@ -16,7 +16,7 @@ from kit_faults import kill_scheduler
 from kit_model import make_model
 from kit_pair import PDCLUSTER, Pair, pair
 from kit_pods import Sidecar, until, wire
-from kit_server import PAGE, Server, Setting, running
+from kit_server import CHUNK, PAGE, Server, Setting, running
 from reference_kit import Truth
 
 pytestmark = pytest.mark.timeout(3600)
@@ -31,8 +31,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def known(model: Path) -> tuple[list[int], list[int]]:
-    return Truth(model).decided(3 * PAGE + 5, NEW)
+def truth(model: Path) -> Truth:
+    return Truth(model)
+
+
+@pytest.fixture(scope="module")
+def known(truth: Truth) -> tuple[list[int], list[int]]:
+    return truth.decided(3 * PAGE + 5, NEW)
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +65,15 @@ def test_before_a_roster_names_prefill_decode_refuses_it_by_name(
 
 
 def test_rosters_wire_the_ranks_and_the_first_request_is_served(
-    both: Pair, sidecars: dict[str, Sidecar], known: tuple[list[int], list[int]]
+    both: Pair, sidecars: dict[str, Sidecar], truth: Truth, known: tuple[list[int], list[int]]
 ) -> None:
     wire(sidecars["prefill"], sidecars["decode"], counter=1)
     assert both.tokens(known[0], NEW) == known[1]
     proven = sidecars["decode"].verdicts().verdicts
     assert len(proven) == 2 and all(v.checksum_ok for v in proven)  # prefill has two ranks
+    for length in (1, PAGE, PAGE + 1, CHUNK + 1, 1000):
+        prompt, expected = truth.decided(length, NEW)
+        assert both.tokens(prompt, NEW) == expected, f"{length} tokens"
     until(sidecars["decode"].ready, "decode is ready")
     until(sidecars["prefill"].ready, "prefill is ready")
 
