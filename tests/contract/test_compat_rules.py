@@ -237,6 +237,7 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("H5", "gqa8", prefill(host="127.0.0.1"), "FFF"),
     ("H5", "gqa8", decode(host="localhost"), "FFF"),
     ("H5", "gqa8", {"host": "::"}, "PPP"),
+    ("H5", "gqa8", {"host": "127.0.0.1"}, "WWW"),
     ("H6", "gqa8", decode(bootstrap_port=9000), "WWW"),
     ("H10", "gqa8", decode(sampling_mask=True), "FFF"),
 ]

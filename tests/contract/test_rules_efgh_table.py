@@ -182,6 +182,7 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("H8", "gqa8", decode(rank_host="127.0.0.1"), "FFF"),
     ("H8", "gqa8", prefill(rank_host="::1"), "FFF"),
     ("H8", "gqa8", {"rank_host": "10.0.0.7"}, "PPP"),
+    ("H8", "gqa8", {"rank_host": "127.0.0.1"}, "WWW"),
     ("H8", "gqa8", unknown("rank_host"), "UUU"),
     ("H9", "gqa8", sides({TP: 2, ADP: 2}, {"force_query_prefill_dp_rank": True}), "FFF"),
     ("H9", "gqa8", sides({TP: 2, ADP: 2, "force_query_prefill_dp_rank": True}, {}), "WWW"),

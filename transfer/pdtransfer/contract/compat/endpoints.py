@@ -12,6 +12,7 @@ from pdtransfer.contract.facts import RoleFacts
 H = Family()
 TOP_LOGPROBS = 128
 """Entries of top_logprobs that fit into SGLang's metadata row."""
+_ONE_MACHINE = "They reach each other on one machine, in one network namespace, and nowhere else."
 _FORCE = "SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK"
 
 
@@ -31,6 +32,8 @@ def is_loopback(host: str) -> bool:
     change="set --host 0.0.0.0 (SGLang's default is 127.0.0.1)",
 )
 def h5(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    if p.host is not None and d.host is not None and is_loopback(p.host) and is_loopback(d.host):
+        return Hit("both roles listen on loopback", consequence=_ONE_MACHINE, outcome=Outcome.WARN)
     for facts in (p, d):
         host = facts.host
         if host is not None and is_loopback(host):
@@ -93,6 +96,8 @@ def h7(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     engines=SGLANG_ONLY,
 )
 def h8(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    if p.rank_host and d.rank_host and is_loopback(p.rank_host) and is_loopback(d.rank_host):
+        return Hit("the ranks of both roles name a loopback address", consequence=_ONE_MACHINE, outcome=Outcome.WARN)
     for facts in (p, d):
         host = known(facts.rank_host, facts, "rank_host")
         if host and is_loopback(host):
