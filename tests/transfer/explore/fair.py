@@ -13,7 +13,9 @@ from .records import Receipt
 from .snapshot import fingerprint
 from .world import World
 
-ROUNDS = 60
+ROUNDS = 200
+"""Steps until everything that is on its way has come: about 70 are needed where four requests of two pages share two
+slots and every connection is made anew."""
 JUMPS = 200
 PATIENCE = 3
 """Seconds within which what is complete is reported; every deadline of a transfer is longer."""
