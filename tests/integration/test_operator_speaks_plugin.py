@@ -50,6 +50,7 @@ def test_a_rank_knows_its_pod_its_sidecar_and_the_deadline() -> None:
         socket=Path("/run/pdtransfer/sidecar.sock"),
         tls_dir=Path("/etc/pdtransfer/tls"),
         transfer_seconds=60.0,
+        host="10.0.0.7",  # where routers and decode ranks reach it: the pod's address
     )
 
 
