@@ -24,7 +24,7 @@ from sglang.srt.disaggregation.common import conn
 from sglang.srt.disaggregation.utils import DisaggregationMode
 
 from pdtransfer.agent.fake import FakeHub
-from pdtransfer.engines.sglang import identity, manager, receiver, sender
+from pdtransfer.engines.sglang import identity, manager, prefill, receiver, sender
 from pdtransfer.engines.sglang.bootstrap import PdclusterKVBootstrapServer
 
 DEADLINE_S = 90.0
@@ -252,7 +252,7 @@ class World:
         self._starts = itertools.count(1)
         self.patch = monkeypatch
         for name in ("parallel", "disagg", "serving", "device", "spec", "observability", "schedule"):
-            for module in (conn, manager):
+            for module in (conn, manager, prefill):
                 if hasattr(module, f"get_{name}"):
                     monkeypatch.setattr(module, f"get_{name}", lambda name=name: getattr(Runtime.now, name))
         monkeypatch.setattr(conn, "linear_attn_tp_size", lambda: Runtime.now.parallel.attn_tp_size)
@@ -386,8 +386,13 @@ class Request:
             )  # fmt: skip
 
     def asked(self) -> None:
-        """Prefill's scheduler sees WaitingForInput on all ranks, and begins."""
-        self.reach(self.group, KVPoll.WaitingForInput)
+        """Prefill's scheduler sees WaitingForInput on all ranks, and begins. SGLang asks the first pipeline stage
+        only (poll_and_all_reduce_prefill_pp), which has the states of the others."""
+        if self.prefill.shape.pp > 1:
+            first = self.group[: len(self.group) // self.prefill.shape.pp]
+            self.reach(first, KVPoll.WaitingForInput, "poll_pp_consensus")
+        else:
+            self.reach(self.group, KVPoll.WaitingForInput)
         for one in self.group:
             assert one.pop_decode_prefix_len() == self.prefix * self.prefill.shape.page_size
             one.init(self.prompt - self.prefix, self.row)
@@ -420,9 +425,8 @@ class Request:
                 one.send(np.array(pages[at : at + size], dtype=np.int32), how.get("state") if last else None, size)
             at += size
 
-    def reach(self, ends: Sequence[Any], state: int) -> None:
+    def reach(self, ends: Sequence[Any], state: int, poll: str = "poll") -> None:
         """Until all of them are in a state (MIN over ranks, as SGLang reduces them)."""
-        poll = "poll"
         wait_for(lambda: min(int(getattr(e, poll)()) for e in ends) == state, f"state {state}")
 
     def finish(self) -> None:

@@ -222,7 +222,12 @@ def test_rows_of_other_widths_are_written_as_far_as_both_reach() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [Introduce(), Note(room=-5, attempt=1, first_page=2, source="i"), GiveUp(room=1, attempt=0, reason="é")]
+    "message",
+    [
+        Introduce(),
+        Note(room=-5, attempt=1, first_page=2, source="i", destination="d"),
+        GiveUp(room=1, attempt=0, reason="é", source="i"),
+    ],
 )
 def test_messages_come_back_as_they_went(message: Any) -> None:
     assert decode(encode(message)) == message

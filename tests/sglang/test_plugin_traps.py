@@ -233,7 +233,8 @@ def test_a_late_word_about_an_earlier_attempt_does_not_end_the_next(here: World)
     second = Request(33, prefill, decode, prompt=2)  # type: ignore[arg-type]
     second.begin()
     second.ask()
-    manager.hear(encode(GiveUp(room=33, attempt=1, reason="late")))
+    of = {"source": prefill.incarnation, "destination": decode.incarnation}  # type: ignore[attr-defined]
+    manager.hear(encode(GiveUp(room=33, attempt=1, reason="late", **of)))
     second.asked()
     second.send()
     second.finish()

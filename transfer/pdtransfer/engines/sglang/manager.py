@@ -192,7 +192,7 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
         """Why no transfer of this rank can succeed from now on; empty while it is well."""
         if self.rank is None:
             return "the rank's endpoint is not open"
-        return self.rank.problem
+        return self.rank.problem or self.unregistered
 
     def broken(self, what: str) -> None:
         """A thread of this manager ended: every room fails from now on, and says so."""

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from pdtransfer.contract.base import ContractModel
 from pdtransfer.contract.card import RankCard
+from pdtransfer.session.frames.base import Text
 
 GUARD = b"pdcluster-1"
 MAX_BYTES = 64 << 20
@@ -33,8 +34,10 @@ class Note(ContractModel):
     room: int
     attempt: int = Field(ge=0)
     first_page: int = Field(ge=0)
-    source: str = ""
+    source: str = Field(min_length=1)
     """Incarnation that the note is for; another one drops it."""
+    destination: str = ""
+    """Decode's incarnation: attempts are its count."""
 
 
 class GiveUp(ContractModel):
@@ -43,8 +46,9 @@ class GiveUp(ContractModel):
     type: Literal["give_up"] = "give_up"
     room: int
     attempt: int = Field(ge=0)
-    reason: str = Field(default="", max_length=4096)
-    source: str = ""
+    reason: Text = ""
+    source: str = Field(min_length=1)
+    destination: str = ""
 
 
 Message = Annotated[Introduce | Note | GiveUp, Field(discriminator="type")]

@@ -4,17 +4,21 @@ and knows the senders by room."""
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections import OrderedDict
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import requests
 import zmq
+from sglang.srt.runtime_context import get_parallel
 
 from pdtransfer.engines.sglang.messages import BadMessage, GiveUp, Introduce, Note, decode
+from pdtransfer.engines.sglang.plugin import LAUNCH
 from pdtransfer.engines.sglang.registry import FIELD
 from pdtransfer.engines.sglang.threads import watched
+from pdtransfer.engines.sglang.told import Told
 from pdtransfer.errors import TransferError
 
 if TYPE_CHECKING:
@@ -23,9 +27,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 POLL_MS = 500
-MAX_NOTES = 65536
-"""Rooms whose notes are kept for a request that may still come; the oldest is dropped first."""
 REGISTER_TRIES, REGISTER_PAUSE_S, REGISTER_TIMEOUT_S = 5, 1.0, 5.0
+REGISTER_DEADLINE_S = 300.0
+"""After so long without a registration the rank is broken: no decode can find it."""
+ADVANCE_S, REST_S = 0.005, 0.5
+"""Between two looks at the senders of a later pipeline stage: at least, and while none waits for decode."""
 STOCK_TAGS: tuple[bytes, ...] = (b"ABORT", b"ABORT_ACK", b"KV_STATUS")
 """What SGLang's common classes send; here the control channel says all of it."""
 
@@ -36,6 +42,7 @@ class PrefillPart:
     rank: Rank | None
     server_socket: Any
     is_dummy_cp_rank: bool = False
+    pp_rank: int
     _ending: bool
     broken: Any
     _known: ClassVar[tuple[bytes, ...]] = STOCK_TAGS
@@ -44,17 +51,23 @@ class PrefillPart:
         self.rank = None
         self._ending = False
         self.senders: dict[int, PdclusterKVSender] = {}
-        self._notes: OrderedDict[int, Note] = OrderedDict()
-        self._given_up: OrderedDict[int, GiveUp] = OrderedDict()
-        self._told_lock = threading.Lock()
+        self.told = Told()
+        self.unregistered = ""
+        """Why decode ranks can not find this rank; empty once they can."""
+        self._launch = ""
+        self._senders_lock = threading.Lock()
+        self._enlisted = threading.Event()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def _start_prefill(self) -> None:
         self._threads.append(watched("pdcluster-control", self._hear, self.broken))
+        if self.pp_rank > 0:
+            self._threads.append(watched("pdcluster-stage", self._advance, self.broken))
 
     def _stop_prefill(self) -> None:
         self._stop.set()
+        self._enlisted.set()
         for thread in self._threads:
             thread.join(5.0)
 
@@ -63,20 +76,32 @@ class PrefillPart:
     def register_to_bootstrap(self) -> None:
         """Open the endpoint, then register with its card. SGLang calls this at the end of its own start."""
         self._open()  # type: ignore[attr-defined]
+        self._launch = _launch()
         super().register_to_bootstrap()  # type: ignore[misc]
 
     def _register_topology_row(self, url: str, payload: dict[str, Any]) -> None:
-        """Register at once if the server is up, else go on trying: a prefill that gave up would never be found."""
+        """Register at once if the server is up, else go on trying: a prefill that gave up would never be found.
+        Until then every room fails and says so."""
         assert self.rank is not None
-        body = {**payload, FIELD: {"card": self.rank.card.model_dump(mode="json")}}
+        body = {**payload, FIELD: {"card": self.rank.card.model_dump(mode="json"), "launch": self._launch}}
         if self._register(url, body, REGISTER_TRIES):
             return
-        log.error("prefill is not registered at %s yet: no decode finds it until it is; trying on", url)
-        self._threads.append(watched("pdcluster-register", lambda: self._keep_registering(url, body), self.broken))
+        log.error("%s: no decode finds it until it is; trying on", self.unregistered)
+        card = self.rank.card
+        self._threads.append(
+            watched("pdcluster-register", lambda: self._keep_registering(url, body, card.incarnation), self.broken)
+        )
 
-    def _keep_registering(self, url: str, body: dict[str, Any]) -> None:
-        while not self._stop.wait(REGISTER_PAUSE_S) and not self._register(url, body, 1):
-            pass
+    def _keep_registering(self, url: str, body: dict[str, Any], incarnation: str) -> None:
+        until = time.monotonic() + REGISTER_DEADLINE_S
+        while not self._stop.wait(REGISTER_PAUSE_S):
+            if self.rank is None or self.rank.card.incarnation != incarnation:
+                return  # SGLang took its pools away; what comes after registers itself
+            if self._register(url, body, 1):
+                return
+            if time.monotonic() > until:
+                self.broken(f"{self.unregistered} (for {REGISTER_DEADLINE_S:.0f} s)")
+                return
 
     def _register(self, url: str, body: dict[str, Any], tries: int) -> bool:
         for n in range(tries):
@@ -84,12 +109,14 @@ class PrefillPart:
                 return False
             try:
                 answer = requests.put(url, json=body, timeout=REGISTER_TIMEOUT_S)
+                if answer.status_code == 200:
+                    self.unregistered = ""
+                    return True
+                why = f"HTTP {answer.status_code}: {answer.text[:200]}"
             except requests.RequestException as error:
-                log.warning("registration at %s failed: %s", url, error)
-                continue
-            if answer.status_code == 200:
-                return True
-            log.warning("registration at %s failed: HTTP %d: %s", url, answer.status_code, answer.text[:200])
+                why = str(error)[:500]
+            self.unregistered = f"prefill is not registered at {url}: {why}"
+            log.warning("%s", self.unregistered)
         return False
 
     # --- what decode ranks tell -------------------------------------------------------------
@@ -123,37 +150,41 @@ class PrefillPart:
             if message.card is not None:
                 rank.introduce([message.card], whole=False)
             return
-        if message.source and message.source != rank.card.incarnation:
+        if message.source != rank.card.incarnation:
             log.warning("room %d: %s is for incarnation %s", message.room, message.type, message.source)
             return
-        if isinstance(message, Note):
-            self._keep(self._notes, message)
-            return
-        self._keep(self._given_up, message)
+        self.told.hear(message)
 
-    def _keep(self, book: OrderedDict[int, Any], message: Note | GiveUp) -> None:
-        with self._told_lock:
-            book.pop(message.room, None)
-            book[message.room] = message
-            while len(book) > MAX_NOTES:
-                book.popitem(last=False)
+    # --- senders ----------------------------------------------------------------------------
 
-    def take_note(self, room: int) -> Note | None:
-        """That this rank has nothing to send for a room, if a decode rank told so; told once: the next attempt
-        of the room has a note of its own."""
-        with self._told_lock:
-            return self._notes.pop(room, None)
-
-    def given_up(self, room: int) -> GiveUp | None:
-        """What a decode rank gave up last in this room, if it did."""
-        return self._given_up.get(room)
+    def enlist(self, room: int, sender: PdclusterKVSender) -> None:
+        """A sender begins; one before it in the same room is SGLang's no more."""
+        with self._senders_lock:
+            self.senders[room] = sender
+        self._enlisted.set()
 
     def forget_room(self, room: int, sender: PdclusterKVSender) -> None:
         """A sender is over."""
-        with self._told_lock:
-            if self.senders.get(room) is sender:
-                del self.senders[room]
-                self._given_up.pop(room, None)
+        with self._senders_lock:
+            if self.senders.get(room) is not sender:
+                return
+            del self.senders[room]
+        self.told.end(room, sender.asker)
+
+    def _advance(self) -> None:
+        """SGLang asks only the first pipeline stage whether decode is ready; it sees the others' state in their
+        tables. Here the others look by themselves."""
+        while not self._stop.is_set():
+            began = time.monotonic()
+            with self._senders_lock:
+                waiting = [sender for sender in self.senders.values() if sender.waits]
+            for sender in waiting:
+                sender.advance()
+            if waiting:
+                self._stop.wait(max(ADVANCE_S, 4 * (time.monotonic() - began)))
+            else:
+                self._enlisted.wait(REST_S)
+                self._enlisted.clear()
 
     # --- SGLang's calls ---------------------------------------------------------------------
 
@@ -175,3 +206,9 @@ class PrefillPart:
         sender = self.senders.get(bootstrap_room)
         if sender is not None:
             sender.take(kv_indices, index_slice, is_last_chunk, aux_index, state_indices, wait_event, indices_event)
+
+
+def _launch() -> str:
+    """What the node with the bootstrap server calls this start of the engine, empty where it has no name."""
+    mine, parallel = os.environ.get(LAUNCH, ""), get_parallel()
+    return str(parallel.world_group.broadcast_object(mine, src=0)) if int(parallel.nnodes) > 1 else mine

@@ -49,6 +49,7 @@ class PdclusterKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         self._aux_index = -1
         self._told = False
         self.attempt = mgr.next_attempt(bootstrap_room)
+        self._incarnation = mgr.rank.card.incarnation if mgr.rank is not None else ""
         self.bootstrap_infos: list[dict[str, Any]] | None = None
         super().__init__(mgr, bootstrap_addr, bootstrap_room)
 
@@ -190,21 +191,32 @@ class PdclusterKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         for info in self.bootstrap_infos or ():
             if info["is_dummy"]:
                 note = Note(
-                    room=self.bootstrap_room, attempt=self.attempt, first_page=first_page, source=info["incarnation"]
+                    room=self.bootstrap_room,
+                    attempt=self.attempt,
+                    first_page=first_page,
+                    source=info["incarnation"],
+                    destination=self._incarnation,
                 )
                 if not tell(info["rank_ip"], info["rank_port"], encode(note)):
                     raise PeerUnreachable(f"prefill rank {info['rank_ip']}:{info['rank_port']} takes no messages")
 
     def _tell_all(self, reason: str) -> None:
-        """Prefill ranks that wait for this request wait no longer."""
+        """Prefill ranks that wait for this request wait no longer. Never raises: it is called where failures end."""
         if self._told or not self.bootstrap_infos:
             return
         self._told = True
         for info in self.bootstrap_infos:
-            told = GiveUp(
-                room=self.bootstrap_room, attempt=self.attempt, reason=reason, source=info.get("incarnation", "")
-            )
-            tell(info["rank_ip"], info["rank_port"], encode(told))
+            try:
+                told = GiveUp(
+                    room=self.bootstrap_room,
+                    attempt=self.attempt,
+                    reason=reason,
+                    source=info["incarnation"],
+                    destination=self._incarnation,
+                )
+                tell(info["rank_ip"], info["rank_port"], encode(told))
+            except Exception:
+                log.exception("room %s: a prefill rank can not be told that it is over", self.bootstrap_room)
 
     def _look(self) -> Any:
         manager, room, transfer = self.kv_mgr, self.bootstrap_room, self._transfer
@@ -226,6 +238,9 @@ class PdclusterKVReceiver(CommonKVReceiver):  # type: ignore[misc]
             if isinstance(transfer.error, PeerUnreachable | PeerReplaced):
                 manager.forget_prefill(self.bootstrap_addr)
             self._fail(_text(transfer.error))
+            return KVPoll.Failed
+        if manager.rank is not None and manager.rank.endpoint.failed is not None:
+            self._fail(manager.rank.problem)  # its thread hangs and could not end the transfer; its pages stay held
             return KVPoll.Failed
         status = KVPoll.Transferring if state is TransferState.TRANSFERRING else KVPoll.WaitingForInput
         manager.update_status(room, status)
@@ -249,6 +264,7 @@ class PdclusterKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         registry = self.kv_mgr.meetings.met(self.bootstrap_addr)
         found = registry.at(prefill_dp_rank, prefill_cp_rank, target_tp_rank, target_pp_rank) if registry else None
         if found is None:
+            self.kv_mgr.forget_prefill(self.bootstrap_addr)  # the registry is of no use: the next request asks anew
             return None
         rank = self.kv_mgr.rank
         place = (found.card.pod_uid, found.card.rank, found.card.incarnation)

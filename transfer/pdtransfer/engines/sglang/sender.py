@@ -8,6 +8,7 @@ SGLang computes: `WaitingForInput` comes after every decode rank has asked.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ for within this time."""
 
 
 class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
-    """One request, one prefill rank. Only the scheduler's thread uses it."""
+    """One request, one prefill rank. The scheduler's thread uses it; on later pipeline stages another one looks
+    whether decode has asked, until SGLang calls init()."""
 
     def __init__(
         self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, req_has_disagg_prefill_dp_rank: bool = False
@@ -41,9 +43,17 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
         self._surplus = bool(mgr.is_dummy_cp_rank)
         """It sends nothing: another rank has the same rows."""
         self._made = time.monotonic()
-        self._attempt: int | None = None
-        mgr.senders[bootstrap_room] = self
+        self.asker: tuple[str, int] | None = None
+        """Decode's incarnation and its attempt of the room, once they are known."""
+        self._gave_up = False
+        """Decode did, and knows it."""
+        self._begun = self._over = False
+        self._lock = threading.RLock()
+        """Held while the status is brought up to date; nothing under it waits."""
         super().__init__(mgr, bootstrap_addr, bootstrap_room, req_has_disagg_prefill_dp_rank)
+        if not self._owns_bootstrap_room:
+            return
+        mgr.enlist(bootstrap_room, self)
         try:
             mgr.rank.endpoint.expect(bootstrap_room)
         except Exception as error:
@@ -53,17 +63,22 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
 
     def pop_decode_prefix_len(self) -> int:
         """Tokens that decode has already."""
+        with self._lock:
+            if self.asker is None:
+                self._refresh()
         return self._first_page * int(self.kv_mgr.kv_args.page_size)
 
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
         """Every decode rank has asked; `num_kv_indices` pages will come."""
         super().init(num_kv_indices, aux_index)
-        if self._surplus or self._transfer is not None or self.conclude_state is not None:
-            return
-        try:
-            self._begin(num_kv_indices)
-        except Exception as error:
-            self._fail(_told(error))
+        with self._lock:
+            self._begun = True
+            if self._surplus or self._transfer is not None or self.conclude_state is not None:
+                return
+            try:
+                self._begin(num_kv_indices)
+            except Exception as error:
+                self._fail(_told(error))
 
     def take(
         self,
@@ -104,27 +119,44 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
 
     def abort(self) -> None:
         """The request is over here. Decode hears of it at once."""
-        self._abandon("Aborted by AbortReq.")
-        super().abort()
+        with self._lock:
+            self._abandon("Aborted by AbortReq.")
+            super().abort()
 
     def clear(self) -> None:
-        """SGLang forgets it."""
-        if self._transfer is not None and self._transfer.state not in (TransferState.SUCCESS, TransferState.FAILED):
-            self._abandon("prefill cleared the request")
-        super().clear()
-        self.kv_mgr.forget_room(self.bootstrap_room, self)
+        """SGLang forgets it. Decode hears of it at once where it would wait for nothing."""
+        with self._lock:
+            self._over = True
+            if self._transfer is None or self._transfer.state not in (TransferState.SUCCESS, TransferState.FAILED):
+                self._abandon(self.kv_mgr.failure_records.get(self.bootstrap_room, "prefill cleared the request"))
+            super().clear()
+            self.kv_mgr.forget_room(self.bootstrap_room, self)
+
+    # --- a later pipeline stage ---------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """SGLang has not begun it, nor ended it."""
+        return not self._begun and not self._over and self.conclude_state is None
+
+    def advance(self) -> None:
+        """Look whether decode has asked, from another thread than the scheduler's. Never raises."""
+        with self._lock:
+            if self.waits:
+                self._refresh()
 
     # --- inside -----------------------------------------------------------------------------
 
     def _refresh(self) -> None:
         """Bring SGLang's status up to date. Never raises."""
-        if self.conclude_state is not None:
-            return
-        try:
-            self._look()
-        except Exception as error:
-            log.exception("room %d can not be looked at", self.bootstrap_room)
-            self._fail(_told(error))
+        with self._lock:
+            if self.conclude_state is not None or self._over:
+                return
+            try:
+                self._look()
+            except Exception as error:
+                log.exception("room %d can not be looked at", self.bootstrap_room)
+                self._fail(_told(error))
 
     def _look(self) -> None:
         manager, room = self.kv_mgr, self.bootstrap_room
@@ -135,33 +167,39 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
                 self._fail(_told(transfer.error))
             elif state is TransferState.SUCCESS:
                 manager.update_status(room, KVPoll.Success)
+            elif manager.rank is not None and manager.rank.endpoint.failed is not None:
+                self._fail(manager.rank.problem)  # its thread hangs and could not end the transfer
             elif state is TransferState.TRANSFERRING:
                 manager.update_status(room, KVPoll.Transferring)
             return
         if manager.problem:
             self._fail(manager.problem)
             return
-        if self._attempt is None and not self._surplus:
+        if self.asker is None and not self._surplus:
             self._hear()
-        told = manager.given_up(room)
+        told = manager.told.given_up(room, self._made)
         if told is None:
             return
         late = time.monotonic() - self._made > GRACE_S
-        if late if self._attempt is None else self._attempt <= told.attempt:
+        asker = (told.destination, told.attempt)
+        if late if self.asker is None else asker[0] == self.asker[0] and asker[1] >= self.asker[1]:
             # What it asked for already ends over the control channel as well.
+            self.asker, self._gave_up = asker, True
             self._fail(f"decode gave up: {told.reason}")
 
     def _hear(self) -> None:
         """Has everyone asked?"""
         manager, room = self.kv_mgr, self.bootstrap_room
-        note = manager.take_note(room)
+        note = manager.told.take_note(room)
         if note is not None:
-            self._surplus, self._first_page, self._attempt = True, note.first_page, note.attempt
+            self._surplus, self._first_page = True, note.first_page
+            self.asker = (note.destination, note.attempt)
         else:
             asked = manager.rank.endpoint.asked(room)
             if asked is None or not asked.complete:
                 return
-            self._asked, self._first_page, self._attempt = asked, asked.first_page, asked.attempt
+            self._asked, self._first_page = asked, asked.first_page
+            self.asker = (asked.destination, asked.attempt)
             if manager.is_mla_backend:
                 manager._kv_replica_factor = asked.required  # for SGLang's metric of bytes
         manager.update_status(room, KVPoll.WaitingForInput)
@@ -197,13 +235,14 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
         return Trailer(self.bootstrap_room, self._asked.attempt, source, self._asked.destination)
 
     def _abandon(self, reason: str) -> None:
-        """Tell decode, whether it has asked or will."""
-        if self._surplus:
+        """Tell decode, whether it has asked or will. A sender whose room is another's says nothing."""
+        manager = self.kv_mgr
+        if self._surplus or self._gave_up or manager.senders.get(self.bootstrap_room) is not self:
             return
         try:
-            if self._transfer is None and not self.kv_mgr.problem:
-                tokens = 1 if (asked := self.kv_mgr.rank.endpoint.asked(self.bootstrap_room)) is None else asked.tokens
-                self._transfer = self.kv_mgr.rank.endpoint.send(room=self.bootstrap_room, tokens=tokens)
+            if self._transfer is None and manager.rank is not None:
+                tokens = 1 if (asked := manager.rank.endpoint.asked(self.bootstrap_room)) is None else asked.tokens
+                self._transfer = manager.rank.endpoint.send(room=self.bootstrap_room, tokens=tokens)
             if self._transfer is not None:
                 self._transfer.abort(reason)
         except Exception as error:
