@@ -119,6 +119,14 @@ def test_host_pools_are_the_same_layers_in_host_memory() -> None:
     ]
 
 
+def test_device_memory_is_on_the_ranks_own_gpu() -> None:
+    """SGLang numbers the GPUs of its ranks 0, 1, ... in every one of its processes."""
+    more = {"host_kv_data_ptrs": [1 << 21, 1 << 22], "host_kv_data_lens": [640, 640], "host_kv_item_lens": [64, 64]}
+    kinds = lambda a: MemoryKind.VRAM if a != 4096 else MemoryKind.DRAM  # noqa: E731
+    found = pool_regions(args(2, **more, **component("mamba", 1, 12)), HEADS, kinds, gpu=3)
+    assert [(r.memory, r.device) for r in found] == [("DRAM", 0), ("VRAM", 3), ("VRAM", 3), ("DRAM", 0), ("DRAM", 0)]
+
+
 def test_each_pointer_has_its_own_kind() -> None:
     """HiSparse: KV in host memory, the index on the device."""
     kinds = lambda a: MemoryKind.VRAM if a >= 1 << 20 else MemoryKind.DRAM  # noqa: E731

@@ -14,7 +14,7 @@ from pdtransfer.contract.base import MemoryKind, Role
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.metrics import Samples
 from pdtransfer.contract.verdict import Verdict, VerdictState
-from pdtransfer.errors import BadInput, Draining, PeerUnreachable
+from pdtransfer.errors import BadInput, Draining, PeerUnreachable, TransferError
 from pdtransfer.peers import key_of, real_kind
 from pdtransfer.session import validate
 from pdtransfer.session.api import Asked, EndpointConfig, PoolRegion
@@ -131,6 +131,19 @@ class RankEndpoint:
     def failed(self) -> Exception | None:
         """Why the endpoint's thread ended, if it did so by itself."""
         return self._core.failed
+
+    @property
+    def age(self) -> float:
+        """Seconds since the endpoint's thread last turned: it grows while a call in that thread hangs."""
+        return self._core.age
+
+    def crash(self, reason: str) -> None:
+        """End it because of `reason`, from any thread. `failed` is set at once; transfers fail as soon as the
+        endpoint's thread turns, which one that hangs does not."""
+        if self._core.failed is None:
+            logger.error("%s: the endpoint is ended: %s", self._core.name, reason)
+            self._core.failed = TransferError(f"the endpoint failed: {reason}", peer=self._core.name)
+        self._core.call(self._core.crash, None)
 
     @property
     def draining(self) -> bool:

@@ -10,7 +10,7 @@ lists in `state_*`, each with page lists of its own, matched between the two sid
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pdtransfer.contract.base import MemoryKind
@@ -53,10 +53,12 @@ def head_slice(tp: int, tp_size: int, total: int) -> HeadSlice:
     return HeadSlice(first=tp * total // tp_size, count=max(1, total // tp_size), total=total)
 
 
-def pool_regions(args: Any, stage: Stage, kind_of: KindOf) -> list[PoolRegion]:
+def pool_regions(args: Any, stage: Stage, kind_of: KindOf, gpu: int = 0) -> list[PoolRegion]:
     """Every buffer of the KV pool, of state components, and of the host pools where SGLang has some.
 
-    Raises BadLayout. Buffers of no bytes (layers that store nothing) are left out, as SGLang does."""
+    `gpu` is the device of those in device memory, as this process numbers devices; 0 where they are emulated.
+    Host memory is on device 0, as SGLang's own NIXL backend has it. Buffers of no bytes (layers that store nothing)
+    are left out, as SGLang does. Raises BadLayout."""
     entries = kv_entries(args, stage)
     pointers = ("kv_data_ptrs", "kv_data_lens", "kv_item_lens")
     found = _laid(args, pointers, entries, "", kind_of)
@@ -67,7 +69,7 @@ def pool_regions(args: Any, stage: Stage, kind_of: KindOf) -> list[PoolRegion]:
         found += _regions(lists, parts, pool, kind_of, f"state component {pool}")
     if getattr(args, "host_kv_data_ptrs", None):
         found += _host(args, entries, names, stage)
-    return found
+    return [replace(r, device=gpu) if r.memory == MemoryKind.VRAM.value else r for r in found]
 
 
 def component_pools(args: Any) -> list[str]:

@@ -30,11 +30,14 @@ from pdtransfer.engines.sglang.prefill import PrefillPart
 from pdtransfer.engines.sglang.rank import Rank
 from pdtransfer.engines.sglang.rows import Buffers
 from pdtransfer.engines.sglang.settings import read_settings
+from pdtransfer.engines.sglang.threads import watched
 from pdtransfer.session.api import EndpointConfig, PoolRegion, Timeouts
 from pdtransfer.session.endpoint import nixl_agent
 
 log = logging.getLogger(__name__)
 MIB = 1 << 20
+WATCH_S = 5.0
+"""Between two looks at the endpoint's thread."""
 
 
 class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ignore[misc]
@@ -46,6 +49,8 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
     kv_status_msg_carries_reason = True
     agent_factory = staticmethod(nixl_agent)
     """Makes the rank's NIXL agent."""
+    _broken = ""
+    """What ended in this process that should not have: a later endpoint (see below) is of no use either."""
 
     def __init__(
         self, args: Any, disaggregation_mode: Any, server_args: Any, is_mla_backend: bool | None = False
@@ -68,6 +73,7 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
     # --- start ------------------------------------------------------------------------------
 
     def _start(self) -> None:
+        self._threads.append(watched("pdcluster-watch", self._watch, self.broken))
         if self.role is Role.PREFILL:
             self._start_prefill()
         else:
@@ -94,7 +100,8 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
         first = int(self.kv_args.prefill_start_layer) if self.role is Role.PREFILL else None
         stage = identity.stage_of(model, at, first)
         kinds = pointer_kinds(str(get_device().device), self.settings.emulated_vram)
-        regions = pool_regions(self.kv_args, stage, kinds)
+        gpu = 0 if self.settings.emulated_vram else int(self.kv_args.gpu_id or 0)
+        regions = pool_regions(self.kv_args, stage, kinds, gpu)
         place = identity.Place(
             role=self.role,
             host=self._host,
@@ -116,6 +123,8 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
             self.agent_factory,
         )
         self.rank.endpoint.on_change(self._look)
+        if self._broken:
+            self.broken(self._broken)
 
     def _refuse_unsupported(self) -> None:
         if self.dcp_size > 1:
@@ -196,10 +205,19 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
 
     def broken(self, what: str) -> None:
         """A thread of this manager ended: every room fails from now on, and says so."""
+        self._broken = what
         if self.rank is not None:
             self.rank.broken(what)
         log.critical("PDCLUSTER IS UNHEALTHY: %s", what)
         self._look()
+
+    def _watch(self) -> None:
+        """Deadlines of rooms tick in the endpoint's thread: when that one hangs, nothing else would end them."""
+        while not self._stop.wait(WATCH_S):
+            rank = self.rank
+            hung = "" if rank is None else rank.hung()
+            if hung:
+                self.broken(hung)
 
     def _look(self) -> None:
         """Anything changed. An engine that can never move KV again, and has no operator to see that, ends: its

@@ -22,6 +22,9 @@ from pdtransfer.sidecar.rank_link import RankLink
 log = logging.getLogger(__name__)
 MAX_PODS = 64
 """Peer pods that are remembered where nobody but themselves introduces them."""
+HUNG_S, HUNG_LOOKS = 60.0, 3
+"""An endpoint's thread hangs when it did not turn for that long at so many looks in a row: after a stop of the whole
+process (SIGSTOP, a frozen container) it turns again before the second look."""
 
 
 class Rank:
@@ -43,6 +46,7 @@ class Rank:
         self._pods: dict[str, tuple[RankCard, ...]] = {}
         self._peers: tuple[RankCard, ...] = ()
         self._told: dict[str, str] = {}
+        self._late = 0
         self.endpoint = _Followed(self._follow, template, regions, config, agent_factory)
         self._link: RankLink | None = None
         if settings.socket is not None:
@@ -75,8 +79,16 @@ class Rank:
         return failed is not None and isinstance(failed.__cause__, QuarantineOverflow)
 
     def broken(self, what: str) -> None:
-        """Something of this rank ended that should not have."""
+        """Something of this rank ended that should not have. Without it the rank serves nobody, so its endpoint ends
+        as well: an operator sees the card go, and peers hear of it."""
         self._told[what] = what
+        self.endpoint.crash(what)
+
+    def hung(self) -> str:
+        """What is wrong when the endpoint's thread hangs, else empty. For one thread that asks again and again."""
+        age = self.endpoint.age
+        self._late = self._late + 1 if age > HUNG_S and self.endpoint.failed is None else 0
+        return f"the endpoint's thread hangs: no turn for {age:.0f} s" if self._late >= HUNG_LOOKS else ""
 
     def cards_behind(self, bootstrap: str) -> tuple[RankCard, ...]:
         """Prefill cards at a bootstrap address. Raises PeerNotRostered."""
