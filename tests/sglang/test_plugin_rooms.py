@@ -335,8 +335,25 @@ def test_a_server_that_can_not_be_reached_is_named(here: World, monkeypatch: pyt
         raise requests.ConnectionError("refused")
 
     monkeypatch.setattr(prefill_part.requests, "put", put)
-    assert manager._register("http://here/route", {}, 1) is False
+    assert manager._register("http://here/route", {}, prefill.incarnation) is False
     assert manager.problem == "prefill is not registered at http://here/route: refused"
+
+
+def test_what_an_earlier_incarnation_could_not_register_says_nothing_of_the_next(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """release_memory_occupation and resume_memory_occupation, while a registration hangs."""
+    prefill = here.engine()
+    (manager,) = prefill.managers
+
+    def put(url: str, **what: object) -> SimpleNamespace:
+        manager.rank.close()
+        manager.rank = None  # as SGLang takes the pools away
+        return SimpleNamespace(status_code=500, text="no")
+
+    monkeypatch.setattr(prefill_part.requests, "put", put)
+    assert manager._register("http://here/route", {}, prefill.incarnation) is True
+    assert manager.unregistered == ""
 
 
 def test_a_rank_that_never_registers_ends_its_engine(here: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,40 +84,40 @@ class PrefillPart:
         Until then every room fails and says so."""
         assert self.rank is not None
         body = {**payload, FIELD: {"card": self.rank.card.model_dump(mode="json"), "launch": self._launch}}
-        if self._register(url, body, REGISTER_TRIES):
-            return
+        incarnation = self.rank.card.incarnation
+        for n in range(REGISTER_TRIES):
+            if n and self._stop.wait(REGISTER_PAUSE_S):
+                return
+            if self._register(url, body, incarnation):
+                return
         log.error("%s: no decode finds it until it is; trying on", self.unregistered)
-        card = self.rank.card
         self._threads.append(
-            watched("pdcluster-register", lambda: self._keep_registering(url, body, card.incarnation), self.broken)
+            watched("pdcluster-register", lambda: self._keep_registering(url, body, incarnation), self.broken)
         )
 
     def _keep_registering(self, url: str, body: dict[str, Any], incarnation: str) -> None:
         until = time.monotonic() + REGISTER_DEADLINE_S
-        while not self._stop.wait(REGISTER_PAUSE_S):
-            if self.rank is None or self.rank.card.incarnation != incarnation:
-                return  # SGLang took its pools away; what comes after registers itself
-            if self._register(url, body, 1):
-                return
+        while not self._stop.wait(REGISTER_PAUSE_S) and not self._register(url, body, incarnation):
             if time.monotonic() > until:
                 self.broken(f"{self.unregistered} (for {REGISTER_DEADLINE_S:.0f} s)")
                 return
 
-    def _register(self, url: str, body: dict[str, Any], tries: int) -> bool:
-        for n in range(tries):
-            if n and self._stop.wait(REGISTER_PAUSE_S):
-                return False
-            try:
-                answer = requests.put(url, json=body, timeout=REGISTER_TIMEOUT_S)
-                if answer.status_code == 200:
-                    self.unregistered = ""
-                    return True
-                why = f"HTTP {answer.status_code}: {answer.text[:200]}"
-            except requests.RequestException as error:
-                why = str(error)[:500]
-            self.unregistered = f"prefill is not registered at {url}: {why}"
+    def _register(self, url: str, body: dict[str, Any], incarnation: str) -> bool:
+        """Try once; True when there is no more to do."""
+        if not self._is_still(incarnation):
+            return True
+        why = _put(url, body)
+        if not self._is_still(incarnation):
+            return True
+        self.unregistered = f"prefill is not registered at {url}: {why}" if why else ""
+        if why:
             log.warning("%s", self.unregistered)
-        return False
+        return not why
+
+    def _is_still(self, incarnation: str) -> bool:
+        """SGLang has not taken its pools away meanwhile; what comes after registers itself."""
+        rank = self.rank
+        return rank is not None and rank.card.incarnation == incarnation
 
     # --- what decode ranks tell -------------------------------------------------------------
 
@@ -212,3 +212,12 @@ def _launch() -> str:
     """What the node with the bootstrap server calls this start of the engine, empty where it has no name."""
     mine, parallel = os.environ.get(LAUNCH, ""), get_parallel()
     return str(parallel.world_group.broadcast_object(mine, src=0)) if int(parallel.nnodes) > 1 else mine
+
+
+def _put(url: str, body: dict[str, Any]) -> str:
+    """Register; why not, where it was not taken."""
+    try:
+        answer = requests.put(url, json=body, timeout=REGISTER_TIMEOUT_S)
+    except requests.RequestException as error:
+        return str(error)[:500]
+    return "" if answer.status_code == 200 else f"HTTP {answer.status_code}: {answer.text[:200]}"
