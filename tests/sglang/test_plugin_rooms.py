@@ -146,6 +146,18 @@ def test_decode_that_asked_hears_that_prefill_failed_before_it_began(here: World
     assert "prefill gave up" in request.reason(request.receivers[0])
 
 
+def test_an_aborted_request_is_forgotten_though_sglang_does_not_clear_it(here: World) -> None:
+    """prefill.py:600 (release_aborted_prefill_waiting_req) only calls abort()."""
+    prefill, decoder = pair(here)
+    (manager,) = prefill.managers
+    request = Request(225, prefill, decoder, prompt=2).begin()
+    request.senders[0].abort()
+    assert manager.senders == {}
+    request.ask()
+    wait_for(lambda: request.receivers[0].poll() == KVPoll.Failed, "decode's end")
+    assert "prefill gave up: Aborted by AbortReq." in request.reason(request.receivers[0])
+
+
 def test_what_decode_gave_up_is_not_buried_for_its_next_attempt(here: World) -> None:
     """Its next attempt may ask before prefill has the request."""
     prefill, decoder = pair(here)

@@ -118,10 +118,11 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
         return super().poll_pp_consensus()
 
     def abort(self) -> None:
-        """The request is over here. Decode hears of it at once."""
+        """The request is over here. Decode hears of it at once. SGLang clears not every request that it aborted."""
         with self._lock:
             self._abandon("Aborted by AbortReq.")
             super().abort()
+            self.kv_mgr.forget_room(self.bootstrap_room, self)
 
     def clear(self) -> None:
         """SGLang forgets it. Decode hears of it at once where it would wait for nothing."""
