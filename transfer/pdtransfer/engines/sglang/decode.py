@@ -13,6 +13,7 @@ from sglang.srt.environ import envs
 from pdtransfer.engines.sglang.meetings import Meetings
 from pdtransfer.engines.sglang.messages import Introduce, encode
 from pdtransfer.engines.sglang.registry import NotOurs, NotReachable, Registry, incarnation_at
+from pdtransfer.engines.sglang.sockets import close_unknown
 from pdtransfer.engines.sglang.threads import watched
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class DecodePart:
         self._attempts: OrderedDict[int, int] = OrderedDict()
         self._held: dict[int, list[PdclusterKVReceiver]] = {}
         self._holds = threading.Lock()
+        self._strangers: frozenset[str] = frozenset()
         self.meetings = Meetings(self._meet)
 
     def _start_decode(self) -> None:
@@ -74,8 +76,8 @@ class DecodePart:
     # --- first contact ----------------------------------------------------------------------
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
-        """Whether the prefill engine behind an address is known. Waits FIRST_CONTACT_S at most and never raises: an
-        engine that does not fit fails the rooms that want it, by name."""
+        """Whether the prefill engine behind an address is known. Waits FIRST_CONTACT_S at most, once, and never raises:
+        an engine that does not fit fails the rooms that want it, by name."""
         if bootstrap_addr in self.prefill_info_table and self.meetings.met(bootstrap_addr):  # type: ignore[attr-defined]
             return True
         outcome = self.meetings.outcome(bootstrap_addr, FIRST_CONTACT_S)
@@ -83,7 +85,11 @@ class DecodePart:
             return False
         if outcome.refusal:
             self._fail_rooms_at(bootstrap_addr, outcome.refusal)
-        return outcome.registry is not None
+            return False
+        if bootstrap_addr not in self.prefill_info_table:  # type: ignore[attr-defined]
+            self.meetings.forget(bootstrap_addr)  # it was forgotten while it was being met
+            return False
+        return True
 
     def _meet(self, address: str) -> Registry:
         """In a thread of its own. Raises NotReachable (try again) or NotOurs (refused)."""
@@ -134,7 +140,11 @@ class DecodePart:
     def _beat(self) -> None:
         while not self._stop.wait(self.heartbeat_interval):  # type: ignore[attr-defined]
             for address in list(self.prefill_info_table):  # type: ignore[attr-defined]
-                self.check_heart(address)
+                try:
+                    self.check_heart(address)
+                except Exception:
+                    log.exception("the heartbeat of the prefill engine at %s can not be looked at", address)
+            self._strangers = close_unknown(self.meetings.registries(), self._strangers)
 
     def check_heart(self, address: str) -> None:
         """Is the same incarnation there? Another one is met anew at the next request, at once."""

@@ -6,6 +6,7 @@ setting fails the start, whatever comes later fails its room with a reason.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
@@ -49,6 +50,8 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
     kv_status_msg_carries_reason = True
     agent_factory = staticmethod(nixl_agent)
     """Makes the rank's NIXL agent."""
+    _opened = 0
+    """Endpoints so far."""
     _broken = ""
     """What ended in this process that should not have: a later endpoint (see below) is of no use either."""
 
@@ -152,9 +155,11 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
         return self.settings.host or str(self.local_ip)
 
     def _incarnation(self) -> str:
-        """New at each engine start, the same in all of its ranks."""
-        if self.system_dp_size > 1 and os.environ.get(LAUNCH):
-            return os.environ[LAUNCH]
+        """New at each engine start and whenever SGLang gives its pools back, the same in all of its ranks."""
+        self._opened += 1
+        if self.system_dp_size > 1 and os.environ.get(LAUNCH):  # replicas have no group in common
+            shared = f"incarnation {self._opened} of {os.environ[LAUNCH]}"  # public, and LAUNCH is not
+            return hashlib.sha256(shared.encode()).hexdigest()[:16]
         parallel = get_parallel()
         mine = identity.new_incarnation()
         if parallel.tp_size * parallel.pp_size == 1:

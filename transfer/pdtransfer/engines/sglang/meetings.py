@@ -58,16 +58,18 @@ class Meetings:
         return ",".join(sorted({r.card.incarnation for r in registry.ranks})) if registry is not None else ""
 
     def outcome(self, address: str, timeout: float) -> Outcome | None:
-        """How it went, or None while nothing is known; begins a meeting when there is none. Waits `timeout` s."""
+        """How it went, or None while nothing is known; begins a meeting when there is none. Waits `timeout` s for an
+        address nobody asked for yet, else not at all: one that does not answer is asked for again and again."""
         with self._lock:
             held = self._outcomes.get(address)
             if held is not None and (held.registry is not None or time.monotonic() - held.at < REFUSED_S):
                 return held
             running = self._running.get(address)
+            new = held is None and running is None and address not in self._trouble
             if running is None:
                 running = self._running[address] = self._pool.submit(self._run, address)
         try:
-            return running.result(timeout)
+            return running.result(timeout if new else 0.0)
         except TimeoutError:
             return None
 
@@ -95,6 +97,11 @@ class Meetings:
                 while len(self._outcomes) > MAX_TROUBLES:
                     del self._outcomes[next(iter(self._outcomes))]
         return outcome
+
+    def registries(self) -> list[Registry]:
+        """Of all engines that were met."""
+        with self._lock:
+            return [o.registry for o in self._outcomes.values() if o.registry is not None]
 
     def forget(self, address: str) -> None:
         """The next one who asks meets it anew."""
