@@ -22,6 +22,7 @@ from pdtransfer.engines.sglang.told import Told
 from pdtransfer.errors import TransferError
 from pdtransfer.session.api import TransferState
 from tests.sglang.plugin_world import Engine, Request, World, wait_for, world
+from tests.sglang.test_plugin_health import hang
 
 
 @pytest.fixture
@@ -190,6 +191,26 @@ def test_a_second_sender_of_a_room_that_sglang_refuses_ends_nothing(here: World)
     request.send()
     request.finish()
     assert request.wrong() == []
+
+
+@pytest.mark.parametrize("side", ["decode", "prefill"])
+def test_rooms_of_an_endpoint_that_hangs_end_though_it_can_not_end_them(here: World, side: str) -> None:
+    """All deadlines of transfers tick in the thread that hangs."""
+    prefill, decoder = pair(here)
+    request = Request(226, prefill, decoder, prompt=2).begin()
+    request.ask()
+    request.asked()
+    end = request.receivers[0] if side == "decode" else request.senders[0]
+    goes_on = hang(here, end.kv_mgr)
+    try:
+        end.kv_mgr.rank.endpoint.crash("its thread hangs")
+        assert end._transfer.state not in (TransferState.SUCCESS, TransferState.FAILED)
+        assert end.poll() == KVPoll.Failed
+        if side == "decode":
+            assert not end.releasable, "the call that hangs may still write"
+        assert "its thread hangs" in request.reason(end)
+    finally:
+        goes_on.set()
 
 
 # --- words of another attempt ------------------------------------------------------------------
