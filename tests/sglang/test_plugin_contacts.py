@@ -85,7 +85,7 @@ def test_what_is_no_registration_is_refused(here: World, body: bytes) -> None:
     assert answer.status_code == 400 and "no card" in answer.text
 
 
-def test_a_bootstrap_port_that_is_taken_ends_the_start_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bootstrap_port_that_is_taken_ends_the_start_by_name(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang logs it and goes on: prefill looks healthy, and nobody finds it."""
     monkeypatch.setattr(bootstrap, "BIND_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -94,7 +94,7 @@ def test_a_bootstrap_port_that_is_taken_ends_the_start_by_name(monkeypatch: pyte
             PdclusterKVBootstrapServer("127.0.0.1", port)
 
 
-def test_a_bootstrap_port_that_comes_free_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bootstrap_port_that_comes_free_is_taken(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine before this one ends a moment later."""
     other = socket.create_server(("127.0.0.1", 0))
     port = other.getsockname()[1]

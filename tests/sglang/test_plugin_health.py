@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sglang.srt.disaggregation.base.conn import KVPoll
 
 from pdtransfer.engines.sglang import manager as managers
 from pdtransfer.engines.sglang import rank as ranks
@@ -120,7 +121,10 @@ def test_without_an_operator_an_engine_whose_endpoint_hangs_ends(here: World, mo
     try:
         monkeypatch.setattr(ranks, "HUNG_S", 0.1)
         wait_for(lambda: here.kills, "the engine's end")
+        assert receiver.poll() == KVPoll.Failed and "the endpoint's thread hangs" in request.reason(receiver)
+        receiver.abort()
         assert not receiver.releasable, "the call that hangs may still write"
+        assert not manager.is_abort_release_safe(1, 0)
     finally:
         goes_on.set()
 

@@ -10,9 +10,9 @@ rows          SGLang's metadata rows as bytes and back
 bootstrap     prefill's HTTP registry, with cards
 messages      what decode tells prefill ranks beside the control channel: introductions, notes, aborts
 manager       what both sides share; prefill and decode are its two halves
-meetings      decode: first contact with a prefill engine, apart from the scheduler
+meetings      decode: first contact with a prefill engine, apart from the scheduler;  sockets  those to be closed
 sender        prefill's side of one request;  receiver  decode's
 threads       threads that do not die silently
 
-Only plugin, manager, prefill, decode, sender, receiver, bootstrap and identity import SGLang.
+Only plugin, manager, prefill, decode, sender, receiver, sockets, bootstrap and identity import SGLang.
 """
