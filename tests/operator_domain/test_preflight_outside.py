@@ -68,6 +68,10 @@ def failing(out: Any) -> set[str]:
     return {f["rule"] for f in out["findings"] if f["status"] == "Fail"}
 
 
+def warned(out: Any) -> set[str]:
+    return {f["rule"] for f in out["findings"] if f["status"] == "Warn"}
+
+
 def unknown(out: Any) -> set[str]:
     return {f["rule"] for f in out["findings"] if f["status"] == "Unknown"}
 
@@ -180,8 +184,10 @@ def test_a_line_without_a_mode_is_told(run: Run) -> None:
 def test_one_host_makes_loopback_fine(run: Run, config: str) -> None:
     args = [line.replace("--host 0.0.0.0 ", "") for line in (PREFILL, DECODE)]
     lines = ("--prefill-args", args[0], "--decode-args", args[1], "--model-config", config, *KNOWN)
-    assert "H5" in failing(run(*lines)[1])
-    assert "H5" not in failing(run(*lines, "--same-host")[1])
+    assert "H5" in warned(run(*lines)[1])  # on one machine it works, which nobody told
+    assert "H5" not in warned(run(*lines, "--same-host")[1])
+    mixed = ("--prefill-args", args[0], "--decode-args", DECODE, "--model-config", config, *KNOWN)
+    assert "H5" in failing(run(*mixed)[1])
 
 
 def test_overrides_of_the_model_change_its_geometry(run: Run, config: str) -> None:

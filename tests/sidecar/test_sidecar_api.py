@@ -156,13 +156,17 @@ async def test_bodies_are_bounded_in_size_and_time(tmp_path: Path, monkeypatch: 
 
     async def slow() -> object:
         yield b"{"
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(4)
         yield b"}"
 
     async with running(tmp_path, max_roster_bytes=10_000) as sidecar, http(sidecar) as c:
         assert (await c.put("/v1/roster", content=b" " * 10_001)).status_code == 413
-        answer = await c.put("/v1/roster", content=slow())
-        assert answer.status_code == 408
+        late = None
+        for _ in range(5):  # the client writes on after the answer, and may lose it with the connection
+            with contextlib.suppress(httpx.TransportError):
+                late = (await c.put("/v1/roster", content=slow())).status_code
+                break
+        assert late == 408, late
         with contextlib.suppress(httpx.TransportError):  # the server ends what goes on sending
             assert (await c.put("/v1/roster", content=endless())).status_code == 413
         assert (await put(c, roster(peers={}))).status_code == 412  # still serves

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 from kv_world import PAGES
@@ -87,6 +88,17 @@ class RankProcess:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
         self.process.wait(10)
+
+
+def stop(pid: int) -> None:
+    """SIGSTOP, and every thread has stopped: on a busy machine one may go on for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    until = time.monotonic() + 20
+    while any(
+        stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+    ):
+        assert time.monotonic() < until, "it does not stop"
+        time.sleep(0.001)
 
 
 class Ranks:

@@ -13,7 +13,7 @@ import signal
 import time
 
 import pytest
-from nixl_ranks import RankProcess, Ranks
+from nixl_ranks import RankProcess, Ranks, stop
 
 from pdtransfer.contract.card import RankCard
 
@@ -35,6 +35,8 @@ revocable = pytest.mark.parametrize("tls", [TCP, SHARED], ids=[NAMES[TCP], NAMES
 def start(
     ranks: Ranks, role: str, tls: str, times: dict, *, pod: str = "", tp: int = 1, **config: object
 ) -> RankProcess:
+    # Pages this small would go through slots, and be free at once; here they are what is written.
+    config = {"strategy": "sliced", **config} if role == "decode" else config
     options = {"timeouts": {**TIMES, **times}, "config": config, "bootstrap": f"{pod}:1" if pod else "127.0.0.1:8998"}
     rank = RankProcess(role, 0, tp, f"{role}-{pod}-1", "DRAM", "", tls, pages=PAGES, pod=pod, options=options)
     ranks.all.append(rank)
@@ -229,7 +231,7 @@ def test_a_stopped_source_costs_its_own_requests_only(ranks, tls):
     bad.ask("send", room=1, first=0, count=taken, shuffle=2, hold=True)  # it can not be over too early
     while decode.ask("wait", room=1, timeout=0)["state"] == "Waiting":
         pass
-    os.kill(bad.process.pid, signal.SIGSTOP)
+    stop(bad.process.pid)
     served = 0
     until = time.monotonic() + 60
     while decode.ask("counters")["agent"] == 0 or not decode.ask("wait", room=1, timeout=0)["releasable"]:

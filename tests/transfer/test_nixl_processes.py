@@ -9,6 +9,7 @@ import time
 
 import pytest
 from kv_world import PAGES
+from nixl_ranks import stop
 
 pytestmark = pytest.mark.nixl
 
@@ -52,7 +53,7 @@ def test_random_pages_arrive_byte_exact_and_nothing_else_changes(ranks, p, d, me
 def test_a_stopped_source_fails_the_receive_in_time_and_keeps_the_pages(ranks):
     (prefill,), (decode,) = ranks.start(1, 1)
     decode.ask("receive", room=1, pages=[3, 4])
-    os.kill(prefill.process.pid, signal.SIGSTOP)
+    stop(prefill.process.pid)
     began = time.monotonic()
     failed = decode.ask("wait", room=1, timeout=25)
     # 5 s of waiting, or 3 s without an answer on the control channel and 3 s to come back; slack for a slow machine.
@@ -102,7 +103,7 @@ def test_a_stopped_decode_rank_fails_the_send_at_its_deadline_and_late_writes_hi
     until = time.monotonic() + 30
     while prefill.ask("counters")["inflight"] != 1:  # the request is there
         assert time.monotonic() < until
-    os.kill(decode.process.pid, signal.SIGSTOP)
+    stop(decode.process.pid)
     prefill.ask("send", room=1, pages=[1, 2])
     began = time.monotonic()
     failed = prefill.ask("wait", room=1, timeout=25)

@@ -32,15 +32,13 @@ def is_loopback(host: str) -> bool:
     change="set --host 0.0.0.0 (SGLang's default is 127.0.0.1)",
 )
 def h5(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    if p.host is not None and d.host is not None and is_loopback(p.host) and is_loopback(d.host):
+    lonely = [facts for facts in (p, d) if facts.host is not None and is_loopback(facts.host)]
+    hosts = [known(facts.host, facts, "host") for facts in (p, d)]
+    if len(lonely) == len(hosts):
         return Hit("both roles listen on loopback", consequence=_ONE_MACHINE, outcome=Outcome.WARN)
-    for facts in (p, d):
-        host = facts.host
-        if host is not None and is_loopback(host):
-            other = "decode can't fetch its bootstrap data" if facts is p else "the router can't reach it"
-            return Hit(f"{facts.role.value} listens on {host}: {other}")
-    for facts in (p, d):
-        known(facts.host, facts, "host")
+    for facts in lonely:
+        other = "decode can't fetch its bootstrap data" if facts is p else "the router can't reach it"
+        return Hit(f"{facts.role.value} listens on {facts.host}: {other}")
     return None
 
 
