@@ -241,6 +241,21 @@ def test_draining_refuses_new_work_and_finishes_old(world):
     assert receiver.wait(10) is SUCCESS
 
 
+@pytest.mark.parametrize("way", ["sent", "aborted"])
+def test_draining_sends_or_ends_what_was_asked_for_before(world, way):
+    (prefill,), (decode,) = world.pair()
+    receiver = ask(decode, 1, [4])
+    assert until(lambda: prefill.endpoint.asked(1))
+    prefill.endpoint.drain()
+    if way == "sent":
+        give(prefill, 1, [1])
+        assert receiver.wait(10) is SUCCESS and decode.pool.holds(1, [4])
+    else:
+        prefill.endpoint.send(room=1, tokens=3).abort("no more")
+        assert receiver.wait(10) is FAILED and "no more" in str(receiver.error)
+    assert until(lambda: prefill.endpoint.inflight == 0)
+
+
 def test_a_crash_of_the_endpoints_thread_fails_every_transfer_and_is_visible(world):
     _, (decode,) = world.pair()
     receiver = ask(decode, 1, [4])

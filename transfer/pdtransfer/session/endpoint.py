@@ -238,7 +238,8 @@ class RankEndpoint:
             raise BadInput(f"{does}: this is a {self._card.role.value} rank, only {role.value} ranks {does}", room=room)
         if self._core.failed is not None:
             raise self._core.failed
-        if self._draining:
+        if self._draining and not (role is Role.PREFILL and self._source.asked(room)):
+            # What decode asked for before is in flight: it is sent, or aborted so that decode hears of it.
             raise Draining("this rank takes no new transfers", room=room)
         return room
 
