@@ -23,9 +23,9 @@ HANDLE_BYTES = 4 << 20
 """At most that many descriptors and bytes a handle."""
 LONE_BYTES = 32 << 20
 """Bytes of a handle while nothing else wants to post. What Python does for a handle costs 50-150 us, because the
-copies emptied the caches: of the 54 ms of a 256 MiB request over shared memory it took 8 in handles of 4 MiB (0.82 of
-raw NIXL's rate), 3 in 16 (0.93) and 1.5 in 32 (0.97; medians of paired rounds). Over shared memory a post of 32 MiB
-holds the thread for 6 ms, which is what somebody new waits at most; elsewhere the window bounds what is in flight."""
+copies emptied the caches: it matters most on a busy machine, and little on a quiet one (`tests/bench` at equal TP shows
+it). Over shared memory a post of 32 MiB holds the thread for some 6 ms, which is what somebody new waits at most;
+elsewhere the window bounds what is in flight."""
 
 OnDone = Callable[[bool], None]
 """Called exactly once, before the job's `on_finish`: True when every byte of the item is in place; False
