@@ -63,7 +63,7 @@ def answers() -> dict[str, dict[str, Any]]:
     """SGLang's answers to all cases, from one process of its own Python: part -> case as JSON -> answer."""
     home = environment()
     if home is None:
-        pytest.skip("SGLang's environment is not there: run make sglang-env")
+        pytest.fail("SGLang's environment is not there: run make sglang-env")
     here = Path(__file__).parent
     done = subprocess.run(
         [str(home / "bin" / "python"), "-W", "ignore", str(here / "abcd_driver.py")],

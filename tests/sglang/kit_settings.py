@@ -160,7 +160,7 @@ def ask(cases: Sequence[Case], fields: Sequence[str], *, check: bool = False) ->
     resolved, as its launcher does."""
     home = environment()
     if home is None:
-        pytest.skip("SGLang's environment is not there: run make sglang-env")
+        pytest.fail("SGLang's environment is not there: run make sglang-env")
     asked = [
         {
             "config": MODELS[c.model],

@@ -87,7 +87,7 @@ def ask_sglang(lines: list[dict[str, Any]], spellings: list[str]) -> dict[str, A
     """What kit_command_lines says to them, from one process of SGLang's own Python."""
     home = environment()
     if home is None:
-        pytest.skip("SGLang's environment is not there: run make sglang-env")
+        pytest.fail("SGLang's environment is not there: run make sglang-env")
     done = subprocess.run(
         [str(home / "bin" / "python"), "-W", "ignore", str(Path(__file__).with_name("kit_command_lines.py"))],
         input=json.dumps({"lines": lines, "spellings": spellings}),

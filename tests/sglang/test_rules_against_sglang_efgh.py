@@ -161,7 +161,7 @@ def functions() -> dict[str, list[Any]]:
     """Answers of SGLang's functions, from one process of its own Python."""
     home = environment()
     if home is None:
-        pytest.skip("SGLang's environment is not there: run make sglang-env")
+        pytest.fail("SGLang's environment is not there: run make sglang-env")
     asked = {
         "staging": [[p, d, heads, 8192, 128, 36] for p, d, heads in STAGED],
         "devices": [[text] for text in DEVICES],

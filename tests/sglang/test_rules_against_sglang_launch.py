@@ -29,7 +29,7 @@ def answers() -> list[dict[str, Any]]:
     """What SGLang makes of each server: `error`, or `values` of the settings asked for."""
     home = environment()
     if home is None:
-        pytest.skip("SGLang's environment is not there: run make sglang-env")
+        pytest.fail("SGLang's environment is not there: run make sglang-env")
     here = Path(__file__).parent
     asked = [
         {
