@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs tests/sglang with SGLang's own Python, which has no pytest: this checkout's .venv lends pytest and hypothesis (and only
-# that) through a folder of links. Arguments go to pytest.
+# that) through a folder of links. Arguments go to pytest; where none of them names a path the whole folder runs.
 set -eu
 cd "$(dirname "$0")/../.."
 root=$(pwd)
@@ -13,5 +13,5 @@ set -a
 . hack/sglang/cpu.env
 set +a
 export PYTHONPATH="$tools:$root/transfer:$root/operator:$root"
-[ $# -gt 0 ] || set -- tests/sglang
+case " $*" in *" tests/"*) ;; *) set -- tests/sglang "$@" ;; esac
 "$env/bin/python" -m pytest -p no:cacheprovider -p pytest_timeout "$@"
