@@ -11,7 +11,7 @@ import gc
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from pdtransfer.agent.port import (
     Registration,
 )
 from pdtransfer.contract.base import MemoryKind
+from pdtransfer.contract.nixl_plugins import DEFAULT, engine_settings, named_devices, plugin_problem
 from pdtransfer.reach import this_process
 
 logger = logging.getLogger(__name__)
@@ -75,16 +76,32 @@ def set_net_devices(devices: str | None) -> str:
     return devices
 
 
+def _devices(plugin: str, parameters: Mapping[str, str], net_devices: str | None) -> str:
+    """Network devices of UCX as they will hold; '' where it, or another library, chooses."""
+    if plugin != DEFAULT:
+        if net_devices:
+            logger.warning("NIXL's %s chooses its devices itself; %s is not used", plugin, net_devices)
+        return ""
+    where = named_devices(parameters)
+    if where and net_devices:
+        told = f"network devices are named twice: {net_devices}, and in NIXL's parameter {where}; name them once"
+        raise AgentFailure("nixlInvalidParamError", told, posted=False)
+    if where == "device_list":  # it is the agent's own, and goes before the variable
+        return parameters["device_list"]
+    return set_net_devices(net_devices) or engine_settings(parameters).get("NET_DEVICES", "")
+
+
 class NixlAgent:
-    """`AgentPort` over one nixl_agent. Make and use it in one thread."""
+    """`AgentPort` over one nixl_agent with one backend of it, `plugin`, made with `parameters`. Make and use it in one
+    thread. A plugin that NIXL does not have here, or a parameter that nothing reads, is an AgentFailure."""
 
     def __init__(
         self,
         name: str,
         *,
         net_devices: str | None = None,
-        plugin: str = "UCX",
-        parameters: dict[str, str] | None = None,
+        plugin: str = DEFAULT,
+        parameters: Mapping[str, str] | None = None,
     ) -> None:
         from nixl import _api, _bindings  # slow to import, and only a rank that moves KV needs it
 
@@ -93,25 +110,51 @@ class NixlAgent:
         )
         self.name = name
         self.process = this_process()
-        self.transports = tuple(t for t in os.environ.get("UCX_TLS", "").split(",") if t)
-        self.devices = set_net_devices(net_devices)
+        given = dict(parameters or {})
+        ucx = plugin == DEFAULT
+        # Of another library's transports nothing is known: () is taken for "any", also by who asks for fences.
+        tls = os.environ.get("UCX_TLS") or engine_settings(given).get("TLS", "") if ucx else ""
+        self.transports = tuple(t for t in tls.split(",") if t)
+        self.devices = _devices(plugin, given, net_devices)
         self._plugin = plugin
 
         def make() -> Any:
-            config = _api.nixl_agent_config(enable_prog_thread=False, backends=[])
-            agent = _api.nixl_agent(name, config)
-            agent.create_backend(plugin, dict(parameters or {}))
+            agent = _api.nixl_agent(name, _api.nixl_agent_config(enable_prog_thread=False, backends=[]))
+            problem = plugin_problem(plugin, given, self._parameters_told(agent, plugin))
+            if problem:
+                raise AgentFailure("nixlInvalidParamError", problem, posted=False)
+            agent.create_backend(plugin, given)
             return agent
 
         try:
             self._agent: Any = self._call(make, posted=False)
         except AgentFailure as error:
-            # NIXL says no more than its error class; nearly always one of these is wrong.
-            tls = os.environ.get("UCX_TLS", "")
-            where = f"UCX_NET_DEVICES={self.devices or '(unset)'} UCX_TLS={tls or '(unset)'}"
-            told = f"the {plugin} backend can not be made with {where}: {error.message}; see UCX's own lines in the log"
-            raise AgentFailure(error.kind, told, posted=False) from error
+            if isinstance(error.__cause__, self._errors):  # NIXL's own word: no more than its error class
+                raise AgentFailure(error.kind, self._told(error, tls, given), posted=False) from error
+            raise
         self._inner = weakref.ref(self._agent.agent)
+
+    def _told(self, error: AgentFailure, tls: str, given: Mapping[str, str]) -> str:
+        """The failure to make the backend, with what is wrong nearly always."""
+        where = f"parameters {given}" if given else ""
+        if self._plugin == DEFAULT:
+            ucx = f"UCX_NET_DEVICES={self.devices or '(unset)'} UCX_TLS={tls or '(unset)'}"
+            where = f"{ucx} and {where}" if where else ucx
+        made = f"the {self._plugin} backend can not be made with {where or 'its defaults'}"
+        return f"{made}: {error.message}; see {'UCX' if self._plugin == DEFAULT else 'NIXL'}'s own lines in the log"
+
+    def _parameters_told(self, agent: Any, plugin: str) -> frozenset[str]:
+        """The parameters that the installed plugin lists. Raises AgentFailure where it is not here or does not load."""
+        listed = sorted(agent.get_plugin_list())
+        if plugin not in listed:
+            had = ", ".join(listed) or "none"
+            raise AgentFailure("nixlNotFoundError", f"NIXL here has no plugin {plugin}; it has {had}", posted=False)
+        try:
+            return frozenset(agent.agent.getPluginParams(plugin)[0])
+        except self._errors as error:
+            needs = " (libfabric, hwloc, CUDA's runtime and driver)" if plugin == "LIBFABRIC" else ""
+            told = f"NIXL here has the plugin {plugin} and can not load it: often a library{needs} is missing"
+            raise AgentFailure(type(error).__name__, f"{told}; see NIXL's own lines in the log", posted=False) from None
 
     def _call(self, action: Callable[[], T], *, posted: bool) -> T:
         try:

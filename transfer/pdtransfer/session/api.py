@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.metrics import Samples
+from pdtransfer.contract.nixl_plugins import DEFAULT
 from pdtransfer.contract.verdict import Verdict
 
 
@@ -225,6 +226,10 @@ class EndpointConfig:
     for tests on one machine only, logged loudly."""
     server_name: str = "pod.pdcluster.internal"
     net_devices: str | None = None
+    nixl_plugin: str = DEFAULT
+    """NIXL's backend under the transfer, of `contract.nixl_plugins`; both sides need the same one."""
+    nixl_params: Mapping[str, str] = field(default_factory=dict)
+    """Its parameters."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     window_bytes: int = 64 << 20
     window_ops: int = 16

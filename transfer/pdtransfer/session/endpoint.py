@@ -38,10 +38,10 @@ AgentFactory = Callable[[str, EndpointConfig], AgentPort]
 
 
 def nixl_agent(name: str, config: EndpointConfig) -> AgentPort:
-    """The default agent: NIXL over UCX."""
+    """The default agent: NIXL with the backend of the configuration."""
     from pdtransfer.agent.nixl import NixlAgent
 
-    return NixlAgent(name, net_devices=config.net_devices)
+    return NixlAgent(name, net_devices=config.net_devices, plugin=config.nixl_plugin, parameters=config.nixl_params)
 
 
 class RankEndpoint:

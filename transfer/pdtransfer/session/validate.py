@@ -159,6 +159,11 @@ def config(value: object) -> EndpointConfig:
         raise BadInput(f"config.advertise_host: peers can not dial {value.advertise_host!r}; give the pod's address")
     if value.net_devices is not None:
         words("config.net_devices", value.net_devices)
+    words("config.nixl_plugin", value.nixl_plugin)  # the agent asks NIXL what it has
+    if not isinstance(value.nixl_params, Mapping):
+        raise BadInput(f"config.nixl_params: texts by name are needed, not {_shown(value.nixl_params)}")
+    for key, text in value.nixl_params.items():
+        words(f"config.nixl_params[{words('config.nixl_params (a key)', key)!r}]", text, empty=True)
     whole("config.control_port", value.control_port, 0, 1 << 16)
     whole("config.window_bytes", value.window_bytes, 1, 1 << 63)
     whole("config.window_ops", value.window_ops, 1, 1 << 31)
