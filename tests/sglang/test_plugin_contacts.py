@@ -1,138 +1,25 @@
-"""How decode finds prefill engines: registrations, first contacts, and what is left of engines that are gone."""
+"""How decode meets prefill engines: first contacts, engines that come back, and what is left of those that are gone."""
 
 from __future__ import annotations
 
-import socket
 import threading
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import requests
-from sglang.srt.disaggregation.common.conn import CommonKVReceiver
+import zmq
+from sglang.srt.disaggregation.base.conn import KVPoll
+from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer, CommonKVReceiver
 
-from pdtransfer.contract.card import RankCard
-from pdtransfer.engines.sglang import bootstrap, decode
-from pdtransfer.engines.sglang.bootstrap import PdclusterKVBootstrapServer
-from pdtransfer.engines.sglang.manager import PdclusterKVManager
+from free_ports import free_port
+from pdtransfer.contract.verdict import VerdictState
+from pdtransfer.engines.sglang import decode
 from pdtransfer.engines.sglang.meetings import Meetings
-from pdtransfer.engines.sglang.plugin import LAUNCH
-from pdtransfer.engines.sglang.registry import FIELD, NotReachable, Registry, fetch
-from tests.sglang.plugin_world import Engine, Request, World, free_port, listens, wait_for, world
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with world(monkeypatch) as made:
-        yield made
-
-
-def card_of(engine: Engine, rank: int = 0) -> RankCard:
-    found: RankCard = engine.managers[rank].rank.card
-    return found
-
-
-def registration(engine: Engine, card: RankCard, **ours: Any) -> dict[str, Any]:
-    """As SGLang's ranks register (PUT /route), with a card."""
-    at, size = card.layout.coordinates, engine.shape
-    return {
-        "attn_tp_size": size.tp, "attn_tp_rank": at.tp, "attn_cp_size": size.cp, "attn_cp_rank": at.cp,
-        "attn_dp_size": size.dp, "attn_dp_rank": at.dp, "pp_size": size.pp, "pp_rank": at.pp,
-        "system_dp_size": 1, "system_dp_rank": 0, "rank_ip": "127.0.0.1", "rank_port": 1234,
-        "page_size": size.page_size, "kv_cache_dtype": "auto",
-        FIELD: {"card": card.model_dump(mode="json"), **ours},
-    }  # fmt: skip
-
-
-def put(engine: Engine, body: Any) -> requests.Response:
-    return requests.put(f"http://{engine.address}/route", json=body, timeout=30)
-
-
-# --- registrations -----------------------------------------------------------------------------
-
-
-def test_a_registry_is_whole_only_when_every_rank_of_the_new_incarnation_is_in(here: World) -> None:
-    """SGLang's own table holds the ranks of the incarnation before."""
-    prefill = here.engine(tp=2)
-    assert [r.card.incarnation for r in fetch(prefill.address, 30).ranks] == [prefill.incarnation] * 2
-    new = [card_of(prefill, n).model_copy(update={"incarnation": "next"}).sealed() for n in range(2)]
-    assert put(prefill, registration(prefill, new[0])).status_code == 200
-    with pytest.raises(NotReachable, match="1 prefill ranks have registered"):
-        fetch(prefill.address, 30)
-    assert put(prefill, registration(prefill, new[1])).status_code == 200
-    assert [r.card.incarnation for r in fetch(prefill.address, 30).ranks] == ["next"] * 2
-
-
-def test_only_ranks_of_this_engine_start_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that has not ended yet, or a stranger: the port is open to everyone."""
-    with world(monkeypatch, {LAUNCH: "this-start"}) as here:
-        prefill = here.engine()
-        before = fetch(prefill.address, 30)
-        other = card_of(prefill).model_copy(update={"incarnation": "next"}).sealed()
-        for ours in ({}, {"launch": "another"}, {"launch": ""}, {"launch": "\udcff"}, {"launch": 7}):
-            answer = put(prefill, registration(prefill, other, **ours))
-            assert answer.status_code == 403 and "another engine start" in answer.text
-        assert fetch(prefill.address, 30) == before
-        assert put(prefill, registration(prefill, other, launch="this-start")).status_code == 200
-        assert [r.card.incarnation for r in fetch(prefill.address, 30).ranks] == ["next"]
-
-
-@pytest.mark.parametrize("body", [b"{", b"[]", b"{}", b'{"rank_ip": "h", "rank_port": 1, "pdcluster": {"card": 3}}'])
-def test_what_is_no_registration_is_refused(here: World, body: bytes) -> None:
-    prefill = here.engine()
-    answer = requests.put(f"http://{prefill.address}/route", data=body, timeout=30)
-    assert answer.status_code == 400 and "no card" in answer.text
-
-
-def test_a_bootstrap_port_that_is_taken_ends_the_start_by_name(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang logs it and goes on: prefill looks healthy, and nobody finds it."""
-    monkeypatch.setattr(bootstrap, "BIND_S", 0.0)
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(RuntimeError, match=rf"127\.0\.0\.1:{port}.*--disaggregation-bootstrap-port"):
-            PdclusterKVBootstrapServer("127.0.0.1", port)
-
-
-def test_a_bootstrap_port_that_comes_free_is_taken(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine before this one ends a moment later."""
-    other = socket.create_server(("127.0.0.1", 0))
-    port = other.getsockname()[1]
-    monkeypatch.setattr(bootstrap.time, "sleep", lambda _: other.close())
-    server = PdclusterKVBootstrapServer("127.0.0.1", port)
-    wait_for(lambda: listens(port), "the bootstrap server")
-    server.close()
-
-
-def test_an_engine_whose_bootstrap_server_ends_by_itself_ends(here: World) -> None:
-    server = PdclusterKVBootstrapServer("127.0.0.1", port := free_port())
-    wait_for(lambda: listens(port), "the bootstrap server")
-    server._loop.call_soon_threadsafe(server._loop.stop)
-    wait_for(lambda: here.kills, "the engine's end")
-    other = PdclusterKVBootstrapServer("127.0.0.1", port)
-    wait_for(lambda: listens(port), "the other bootstrap server")
-    other.close()
-    assert len(here.kills) == 1  # not by one that was told to end
-
-
-def test_replicas_share_an_incarnation_that_does_not_tell_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The incarnation is public; what a registration must show is not."""
-    monkeypatch.setenv(LAUNCH, "this-start")
-
-    def replica() -> Any:
-        return SimpleNamespace(system_dp_size=2, _opened=0)
-
-    one, two = replica(), replica()
-    first = [PdclusterKVManager._incarnation(r) for r in (one, two)]
-    again = [PdclusterKVManager._incarnation(r) for r in (one, two)]
-    monkeypatch.setenv(LAUNCH, "next-start")
-    other = PdclusterKVManager._incarnation(replica())
-    assert first[0] == first[1] and again[0] == again[1]
-    assert len({first[0], again[0], other}) == 3
-    assert not any("start" in i for i in (*first, *again, other))
-
-
-# --- first contacts ----------------------------------------------------------------------------
+from pdtransfer.engines.sglang.receiver import PdclusterKVReceiver
+from pdtransfer.engines.sglang.registry import NotReachable, Registry
+from pdtransfer.session.api import TransferState
+from tests.sglang.plugin_request import Request
+from tests.sglang.plugin_world import World, listens, pair, wait_for
 
 
 def test_an_engine_that_was_forgotten_while_it_was_met_is_met_anew(here: World) -> None:
@@ -196,9 +83,6 @@ def test_the_scheduler_waits_once_for_an_engine_that_does_not_answer(monkeypatch
         meetings.close()
 
 
-# --- what is left ------------------------------------------------------------------------------
-
-
 def test_sockets_to_ranks_of_engines_that_are_gone_are_closed(here: World) -> None:
     CommonKVReceiver.close_all_sockets()
     decoding = here.engine(role="decode", port=1)
@@ -239,3 +123,153 @@ def test_a_fault_at_one_engine_does_not_end_the_heartbeat(here: World, monkeypat
     wait_for(lambda: len(asked) >= 4, "two rounds")
     assert set(asked) == {"127.0.0.1:9", "127.0.0.1:10"}
     assert thread.is_alive() and manager.problem == ""
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"page_size": 8}, "page_tokens: 4 here, 8 there"),
+        ({"dtype": "float16"}, "dtype"),
+        ({"model": "Other"}, "name: "),
+        ({"layers": 2}, "layers"),
+    ],
+)
+def test_an_engine_that_does_not_fit_fails_the_room_by_name_and_raises_nothing(
+    here: World, other: dict[str, object], told: str
+) -> None:
+    """try_ensure_parallel_info raises in SGLang's scheduler and ends decode."""
+    prefill, decode = here.engine(**other), here.engine(role="decode", port=1)
+    request = Request(51, prefill, decode, prompt=2)
+    request.begin()
+    assert request.receivers[0].poll() == KVPoll.Failed
+    assert told in request.reason(request.receivers[0])
+    (manager,) = decode.managers
+    assert manager.problem == ""
+    fits = here.engine()
+    second = Request(52, fits, decode, prompt=2)
+    second.run()
+    assert second.wrong() == []
+
+
+def test_nobody_at_the_address_is_said_by_name_when_sglang_gives_up(here: World) -> None:
+    decode = here.engine(role="decode", port=1)
+    (manager,) = decode.managers
+    one = PdclusterKVReceiver(manager, "127.0.0.1:9", 53)
+    for _ in range(2):
+        assert manager.try_ensure_parallel_info("127.0.0.1:9") is False
+    wait_for(lambda: manager.meetings.trouble("127.0.0.1:9"), "the first try's end")
+    one.abort()  # as SGLang does after 15 tries
+    request = Request(53, SimpleNamespace(address=""), decode, prompt=1)
+    assert "no prefill answers at 127.0.0.1:9" in request.reason(one)
+
+
+def test_another_backend_at_the_address_is_said_by_name(here: World) -> None:
+    class Stock(CommonKVBootstrapServer):  # type: ignore[misc]
+        def poll(self) -> None: ...
+
+    port = free_port()
+    server = Stock("127.0.0.1", port)
+    wait_for(lambda: listens(port), "the other backend's server")
+    decode = here.engine(role="decode", port=1)
+    (manager,) = decode.managers
+    one = PdclusterKVReceiver(manager, f"127.0.0.1:{port}", 54)
+    wait_for(
+        lambda: not manager.try_ensure_parallel_info(one.bootstrap_addr) and one.poll() == KVPoll.Failed, "refusal"
+    )
+    request = Request(54, SimpleNamespace(address=""), decode, prompt=1)
+    assert "prefill runs another transfer backend" in request.reason(one)
+    server.close()
+
+
+def test_an_introduction_that_was_lost_is_said_again(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's registration is sent once and has no answer."""
+    prefill, decode = pair(here)
+    (manager,) = prefill.managers
+    heard, lost = manager.hear, []
+
+    def lose_the_first(frames: list[bytes]) -> None:
+        if lost:
+            heard(frames)
+        else:
+            lost.append(frames)
+
+    monkeypatch.setattr(manager, "hear", lose_the_first)
+    monkeypatch.setattr("pdtransfer.engines.sglang.introduction.JUDGED_S", 0.2)
+    request = Request(56, prefill, decode, prompt=2)
+    request.run()
+    assert request.wrong() == []
+    assert len(lost) == 1 and b"introduce" in lost[0][1]
+
+
+def test_stray_traffic_on_the_ranks_port_ends_nothing(here: World) -> None:
+    """SGLang's NIXL backend asserts in its bootstrap thread, which is then dead while /health is green."""
+    prefill, decode = pair(here)
+    (manager,) = prefill.managers
+    for frames in ([b"GET / HTTP/1.1"], [], [b"NixlMsg", b"None"], [b"pdcluster-1", b"{"], [b"pdcluster-1", b"[1]"]):
+        manager.hear(frames)
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.connect(f"tcp://127.0.0.1:{manager.rank_port}")
+        push.send_multipart([b"\x00\xff", b"noise"])
+    request = Request(55, prefill, decode, prompt=2)
+    request.run()
+    assert request.wrong() == []
+    assert all(t.is_alive() for t in manager._threads)
+
+
+def test_the_verdicts_name_what_both_sides_found(here: World) -> None:
+    prefill, decode = pair(here)
+    Request(93, prefill, decode, prompt=1).run()
+    (manager,) = decode.managers
+    (verdict,) = manager.rank.endpoint.verdicts
+    assert verdict.state is VerdictState.WIRED and verdict.checksum_ok
+    assert manager.rank.endpoint.inflight == 0
+    assert TransferState.SUCCESS == "Success"
+
+
+def test_prefill_that_came_back_at_once_under_its_address_is_met_anew(here: World) -> None:
+    """SGLang keeps ports until two heartbeats were missed; here none was."""
+    prefill, decode = pair(here)
+    request = Request(35, prefill, decode, prompt=2)
+    request.run()
+    request.clear()
+    address = prefill.address
+    prefill.close()
+    again = here.engine(port=int(address.rsplit(":", 1)[1]))
+    assert again.incarnation != prefill.incarnation
+    (manager,) = decode.managers
+    assert address in manager.prefill_info_table
+    manager.check_heart(address)
+    assert address not in manager.prefill_info_table
+    second = Request(36, again, decode, prompt=3)
+    second.run()
+    assert second.wrong() == []
+
+
+def test_a_request_to_a_prefill_that_is_gone_fails_by_name_and_the_next_meets_the_new_one(here: World) -> None:
+    """Without any heartbeat between: the connection tells."""
+    prefill, decode = pair(here)
+    Request(37, prefill, decode, prompt=2).run()
+    address = prefill.address
+    prefill.close()
+    again = here.engine(port=int(address.rsplit(":", 1)[1]))
+    lost = Request(38, again, decode, prompt=2)
+    lost.begin()
+    lost.ask()
+    wait_for(lambda: lost.receivers[0].poll() == KVPoll.Failed, "the end of a request to nobody")
+    assert "Peer" in lost.reason(lost.receivers[0])
+    second = Request(39, again, decode, prompt=2)
+    second.run()
+    assert second.wrong() == []
+
+
+def test_a_new_decode_incarnation_in_the_same_place_takes_the_old_ones_turn(here: World) -> None:
+    prefill = here.engine()
+    for n in range(2):
+        decode = here.engine(role="decode", port=1)
+        request = Request(40 + n, prefill, decode, prompt=2)
+        request.run()
+        assert request.wrong() == []
+        request.clear()
+        decode.close()
+    (peer,) = prefill.managers[0].rank.peers
+    assert peer.incarnation == decode.incarnation

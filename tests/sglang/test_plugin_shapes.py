@@ -3,17 +3,12 @@ each page holds, never with what the transfer computed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+import numpy as np
 import pytest
+from sglang.srt.disaggregation.base.conn import KVTransferDestination
 
-from tests.sglang.plugin_world import Request, World, world
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with world(monkeypatch) as made:
-        yield made
+from tests.sglang.plugin_request import Request
+from tests.sglang.plugin_world import World, world
 
 
 @pytest.mark.parametrize(("p", "d"), [(1, 1), (2, 2), (2, 1), (1, 2), (4, 1), (1, 4), (8, 2), (2, 8), (8, 8)])
@@ -86,3 +81,58 @@ def test_of_context_parallel_ranks_the_first_sends(here: World, kind: str) -> No
     assert request.wrong() == []
     sent = [one for one in request.senders if one._transfer is not None]
     assert {one.kv_mgr.attn_cp_rank for one in sent} == {0}
+
+
+def test_host_and_device_pages_of_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Device memory is emulated here, and the card says so."""
+    with world(monkeypatch, {"PDTRANSFER_EMULATE_VRAM": "1"}) as here:
+        prefill = here.engine(tp=2)
+        decode = here.engine(role="decode", tp=1, host=True, port=1)
+        (manager,) = decode.managers
+        assert manager.supports_host_destination
+        card = manager.rank.card
+        assert card.layout.emulated_vram
+        assert {r.memory.value for r in card.layout.regions if r.memory} == {"VRAM", "DRAM"}
+        request = Request(81, prefill, decode, prompt=3)
+        request.begin()
+        assert request.receivers[0].supports_host_destination
+        request.ask(destination=KVTransferDestination.HOST)
+        request.asked()
+        request.send()
+        request.finish()
+        assert request.wrong(host=True) == []
+        assert not any(a.any() for a in decode.pools[0].parts.values()), "device pages were written as well"
+        second = Request(82, prefill, decode, prompt=3)
+        second.run()
+        assert second.wrong() == []
+        assert request.receivers[0].is_abort_release_safe()
+
+
+def test_index_rows_have_pages_of_their_own(here: World) -> None:
+    prefill, decode = here.engine(kind="mla", index=True), here.engine(kind="mla", index=True, role="decode", port=1)
+    request = Request(91, prefill, decode, prompt=3)
+    (source,), (target,) = prefill.pools, decode.pools
+    for (name, layer), array in source.slots.items():
+        array[[4, 5, 6]] = np.arange(18, dtype=np.uint16).reshape(3, 6) + 100 * layer + ord(name[0])
+    request.begin()
+    request.ask(state=[np.array([7, 8, 9], dtype=np.int32)])
+    request.asked()
+    request.send(state=[np.array([4, 5, 6], dtype=np.int32)])
+    request.finish()
+    assert request.wrong() == []
+    for (name, layer), array in target.slots.items():
+        assert np.array_equal(array[[7, 8, 9]], source.slots[name, layer][[4, 5, 6]]), (name, layer)
+
+
+def test_recurrent_state_goes_from_slot_to_slot(here: World) -> None:
+    prefill, decode = here.engine(state=True), here.engine(state=True, role="decode", port=1)
+    request = Request(92, prefill, decode, prompt=2)
+    (source,), (target,) = prefill.pools, decode.pools
+    for array in source.slots.values():
+        array[3] = np.random.default_rng(1).integers(1, 999, array.shape[1], dtype=np.uint16)
+    request.begin()
+    request.ask(state=[np.array([5], dtype=np.int32)])
+    request.asked()
+    request.send(state=[np.array([3], dtype=np.int32)])
+    request.finish()
+    assert all(np.array_equal(a[5], source.slots[key][3]) for key, a in target.slots.items())
