@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from pdoperator.api import names
@@ -57,9 +58,22 @@ def user_env(env: tuple[EnvVar, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def replaceable_env(spec: PDClusterSpec) -> list[dict[str, Any]]:
-    """What SGLang should know of the pod, unless the spec's env says otherwise. Kubernetes fills $(POD_IP) in."""
+_CORE_DUMPS_WANTED = "CUDA_ENABLE_USER_TRIGGERED_COREDUMP"
+"""CUDA's own switch: without it no process can be asked for a core dump."""
+
+
+def replaceable_env(spec: PDClusterSpec, theirs: Collection[str] = ()) -> list[dict[str, Any]]:
+    """What SGLang should know of the pod, unless the spec's env, whose names are `theirs`, says otherwise. Kubernetes
+    fills $(POD_IP) in."""
+    return [e for e in _defaults(spec, theirs) if e["name"] not in theirs]
+
+
+def _defaults(spec: PDClusterSpec, theirs: Collection[str]) -> list[dict[str, Any]]:
     env = [{"name": "SGLANG_HOST_IP", "value": "$(POD_IP)"}]
+    if _CORE_DUMPS_WANTED not in theirs:
+        # When a rank dies SGLang asks the others for CUDA core dumps and waits 60 s for them before the engine ends,
+        # also where CUDA was not told to make any: a minute more until it is started again.
+        env.append({"name": "SGLANG_CUDA_COREDUMP_BEFORE_CRASH", "value": "false"})
     fabric = spec.transfer.fabric
     if spec.transfer.backend is Backend.NIXL and fabric.type is FabricType.TCP and fabric.devices:
         env.append({"name": "UCX_NET_DEVICES", "value": ",".join(fabric.devices)})

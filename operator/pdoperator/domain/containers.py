@@ -119,8 +119,7 @@ def engine_container(spec: PDClusterSpec, side: Role, role: RoleSpec, settings: 
     env = own_env(with_sidecar=wants_sidecar(spec))
     theirs = user_env(role.env)
     if not reference:
-        named = {e["name"] for e in theirs}
-        env += sglang_env(spec) + [e for e in replaceable_env(spec) if e["name"] not in named]
+        env += sglang_env(spec) + replaceable_env(spec, {e["name"] for e in theirs})
     if wants_plugin(spec):
         command = launched(command)
         mounts.append(plugin_mount(read_only=True))
