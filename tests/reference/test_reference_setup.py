@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from reference_kit import free_port
 from safetensors.torch import load_file, save_file
 
 from pdtransfer.engines.reference.link import endpoint_config
@@ -89,11 +90,39 @@ def test_a_spoiled_checkpoint_is_named_with_exit_code_2(
         (["--kv-quarantine-mib", str(1 << 40)], "--kv-quarantine-mib must be in 0"),
         (["--kv-digest"], "are decode's"),
         (["--disaggregation-mode", "prefill", "--kv-strategy", "staged"], "are decode's"),
+        (["--nixl-params", "{num_workers: 2}"], "--nixl-params is no JSON"),
+        (["--nixl-params", '{"num_workers": 2}'], "--nixl-params has 'num_workers'"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(flags: list[str], words: str) -> None:
     with pytest.raises(SetupError, match=words):
         parse_options(["--model-path", "m", *flags])
+
+
+@pytest.mark.nixl
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            ["--nixl-plugin", "POSIX"],
+            "POSIX moves memory to storage, not to another rank; the NIXL plugins",
+        ),
+        (["--nixl-params", '{"workers": "2"}'], "NIXL's UCX reads no parameter workers; it reads device_list"),
+    ],
+)
+def test_a_plugin_or_a_parameter_that_nixl_can_not_use_is_said_with_what_there_is(
+    flags: list[str], words: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = ["--disaggregation-mode", "prefill", "--peers-file", str(tmp_path / "cards"), "--port", "0"]
+    assert main(["--model-path", str(tiny), *alone, "--disaggregation-bootstrap-port", str(free_port()), *flags]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "Traceback" not in said
+
+
+def test_the_plugin_and_its_parameters_reach_the_agent() -> None:
+    flags = ["--nixl-plugin", "LIBFABRIC", "--nixl-params", '{"num_threads": "4"}']
+    config = endpoint_config(parse_options(["--model-path", "m", *flags]), 1 << 20)
+    assert (config.nixl_plugin, dict(config.nixl_params)) == ("LIBFABRIC", {"num_threads": "4"})
 
 
 @pytest.mark.parametrize(

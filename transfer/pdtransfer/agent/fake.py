@@ -104,6 +104,7 @@ class FakeAgent:
 
     transports = ("fake",)
     """No transport that writes without the receiver: a destroyed agent receives nothing."""
+    plugins: tuple[str, ...] = ()
     process = None
 
     def __init__(self, hub: FakeHub, name: str) -> None:

@@ -132,6 +132,7 @@ class NixlAgent:
             if isinstance(error.__cause__, self._errors):  # NIXL's own word: no more than its error class
                 raise AgentFailure(error.kind, self._told(error, tls, given), posted=False) from error
             raise
+        self.plugins = tuple(sorted(self._agent.get_plugin_list()))
         self._inner = weakref.ref(self._agent.agent)
 
     def _told(self, error: AgentFailure, tls: str, given: Mapping[str, str]) -> str:

@@ -59,6 +59,10 @@ class AgentPort(Protocol):
         """UCX_TLS as it holds for this agent, in words; empty when UCX may choose."""
 
     @property
+    def plugins(self) -> tuple[str, ...]:
+        """NIXL backends that are installed here, in order of their names; empty when that can not be told."""
+
+    @property
     def process(self) -> RankProcess | None:
         """The process it lives in, if its death is the agent's."""
 

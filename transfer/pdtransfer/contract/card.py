@@ -21,6 +21,10 @@ class EngineFacts(ContractModel):
     """True when the Reference engine only holds itself to the limits of another backend."""
     nixl_version: str = ""
     nixl_plugin: str = "UCX"
+    """NIXL's backend that the rank's agent was made with, and its parameters."""
+    nixl_params: tuple[tuple[str, str], ...] = ()
+    nixl_plugins: tuple[str, ...] = ()
+    """The plugins that NIXL found in the image, in order of their names. Empty: not told."""
     speculative_algorithm: str = ""
     max_total_tokens: int | None = None
     settings: tuple[tuple[str, str | int | float | bool | None], ...] = ()

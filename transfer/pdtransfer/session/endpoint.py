@@ -103,11 +103,17 @@ class RankEndpoint:
                 "control": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
                 "transports": agent.transports,
                 "process": agent.process,
+                "engine": self._card.engine.model_copy(update=self._nixl(agent)),
                 "devices": tuple(h.name for h in self._hcas),
                 "staging": self._depot.told,
             }
         )
         self._show(card.sealed())
+
+    def _nixl(self, agent: AgentPort) -> dict[str, object]:
+        """What of NIXL the card tells."""
+        parameters = tuple(sorted(self._config.nixl_params.items()))
+        return {"nixl_plugins": agent.plugins, "nixl_plugin": self._config.nixl_plugin, "nixl_params": parameters}
 
     def _register(self, agent: AgentPort) -> None:
         """All memory that peers read or write, with this rank's first agent or a later one."""

@@ -115,6 +115,8 @@ def endpoint_config(options: Options, pool_bytes: int) -> EndpointConfig:
         tls_dir=str(options.tls_dir) if options.tls_dir else None,
         server_name=pod_server_name(options.cluster_uid) if options.cluster_uid else EndpointConfig.server_name,
         net_devices=options.net_devices,
+        nixl_plugin=options.nixl_plugin,
+        nixl_params=dict(options.nixl_params),
         timeouts=Timeouts(waiting=options.waiting_timeout, transfer=options.kv_timeout),
         staging_bytes=staging,
         # Four slots at least, so that packing, writing and scattering overlap in a small arena too.

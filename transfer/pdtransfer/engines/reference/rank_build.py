@@ -17,9 +17,11 @@ from pdtransfer.engines.reference.llama import LlamaShard, Span
 from pdtransfer.engines.reference.messages import Configure, RankFacts, Sampled, Step
 from pdtransfer.engines.reference.model_config import LlamaConfig, load_config
 from pdtransfer.engines.reference.options import Options
+from pdtransfer.engines.reference.problems import SetupError
 from pdtransfer.engines.reference.sampling import sample
 from pdtransfer.engines.reference.transfers import RankTransfers
 from pdtransfer.engines.reference.wake import Wake
+from pdtransfer.errors import AgentError
 
 if TYPE_CHECKING:
     from pdtransfer.contract.card import RankCard
@@ -107,7 +109,10 @@ def build_rank(configure: Configure, started: float) -> Rank:
         # NIXL and the control channel are loaded only where KV moves.
         from pdtransfer.engines.reference.link import connect
 
-        link = connect(options, config, pool, number, dtype_name(dtype), wake.set)
+        try:
+            link = connect(options, config, pool, number, dtype_name(dtype), wake.set)
+        except AgentError as error:  # names the plugin, parameter or device that NIXL can not use
+            raise SetupError(error.message) from error
     transfers = RankTransfers(number, link.endpoint if link else None)
     facts = read_facts(model, pool, started, link)
     log.info("loaded in %.1f s: %s", facts.load_seconds, facts)

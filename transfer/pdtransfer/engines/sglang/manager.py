@@ -184,6 +184,8 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
             server_name=pod_server_name(held.cluster_uid) if held.cluster_uid else EndpointConfig.server_name,
             net_devices=held.net_devices
             or net_devices(getattr(self.kv_args, "ib_device", None), int(self.kv_args.gpu_id or 0)),
+            nixl_plugin=held.nixl_plugin,
+            nixl_params=held.nixl_params,
             timeouts=Timeouts(waiting=waiting, transfer=held.transfer_seconds or max(Timeouts.transfer, waiting)),
             quarantine_cap=None if held.quarantine_mib is None else held.quarantine_mib * MIB,
             staging_bytes=staging,

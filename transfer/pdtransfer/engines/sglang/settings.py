@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args, get_type_hints
 
+from pdtransfer.contract.nixl_params import parse_nixl_params
+from pdtransfer.contract.nixl_plugins import DEFAULT
 from pdtransfer.session.api import EndpointConfig
 
 MAX_MIB = 1 << 20
 MAX_SECONDS = 86400
+PLUGIN, PARAMS = "SGLANG_DISAGGREGATION_NIXL_BACKEND", "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
@@ -44,6 +47,9 @@ class Settings:
     """From a request's first byte to its last."""
     net_devices: str | None = None
     """As UCX names them, in place of --disaggregation-ib-device."""
+    nixl_plugin: str = DEFAULT
+    """NIXL's backend under the transfer. It and its parameters are SGLang's own variables, which nixl reads too."""
+    nixl_params: Mapping[str, str] = field(default_factory=dict)
     emulated_vram: bool = False
     """Device memory is host memory that is called so: tests without a GPU. Cards and logs say it."""
 
@@ -60,6 +66,9 @@ def read_settings(env: Mapping[str, str] | None = None) -> Settings:
     known = get_args(get_type_hints(EndpointConfig)["strategy"])
     if strategy not in known:
         raise BadSetting(f"PDTRANSFER_STRATEGY: {strategy!r} is unknown; it is one of {', '.join(known)}")
+    parameters, problem = parse_nixl_params(env.get(PARAMS, "").strip())
+    if problem:
+        raise BadSetting(f"{PARAMS}: it {problem}")
     socket, tls = env.get("PDTRANSFER_SOCKET", ""), env.get("PDTRANSFER_TLS_DIR", "")
     return Settings(
         cluster_uid=env.get("PDCLUSTER_UID", ""),
@@ -75,6 +84,8 @@ def read_settings(env: Mapping[str, str] | None = None) -> Settings:
         quarantine_mib=_mib(env, "PDTRANSFER_QUARANTINE_MIB"),
         transfer_seconds=_seconds(env, "PDTRANSFER_TRANSFER_TIMEOUT"),
         net_devices=env.get("PDTRANSFER_NET_DEVICES", "").strip() or None,
+        nixl_plugin=env.get(PLUGIN, "").strip() or DEFAULT,
+        nixl_params=parameters,
         emulated_vram=_flag(env, "PDTRANSFER_EMULATE_VRAM"),
     )
 
