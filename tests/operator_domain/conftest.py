@@ -1,4 +1,4 @@
-"""Puts the shared double (domain_world) on the path: importlib mode does not."""
+"""Puts the shared doubles (domain_world and its parts) on the path: importlib mode does not."""
 
 from __future__ import annotations
 

@@ -7,8 +7,10 @@ current incarnations only) and records what happened, so that tests judge a hist
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from domain_makers import UID, quickstart
+from fake_pod import FakePod
 
 from pdoperator.api import names
 from pdoperator.api.spec import PDClusterSpec
@@ -30,7 +32,6 @@ from pdoperator.domain.actions import (
 from pdoperator.domain.decide import DecideSettings, decide
 from pdoperator.domain.observed import (
     ClusterObject,
-    ContainerSeen,
     Observed,
     PodAnswer,
     PodSeen,
@@ -39,136 +40,8 @@ from pdoperator.domain.observed import (
     Worker,
 )
 from pdoperator.domain.realprobe import ProbeOutcome, ProbeResult, ProbesSeen
-from pdtransfer.contract.base import EngineType, MemoryKind, Role
-from pdtransfer.contract.card import EngineFacts, PodCards, RankCard
-from pdtransfer.contract.fingerprint import ModelIdentity
-from pdtransfer.contract.layout import HeadSlice, RankCoordinates, RankLayout, Region, RegionKind
-from pdtransfer.contract.roster import Roster
-from pdtransfer.contract.verdict import PodVerdicts, Verdict, VerdictState
-
-UID = "11111111-2222-3333-4444-555555555555"
-LAYERS, KV_HEADS, HEAD_DIM, PAGE = 4, 2, 16, 16
-
-
-def quickstart(**changes: Any) -> dict[str, Any]:
-    """Raw spec: prefill at TP 2, two decode replicas at TP 1, over TCP."""
-    raw: dict[str, Any] = {
-        "model": {
-            "servedName": "tiny",
-            "volume": {"configMap": {"name": "tiny"}},
-            "geometry": {"attention": "GQA", "layers": 4, "kvHeads": 2, "headDim": 16, "dtype": "float32"},
-        },
-        "engine": {"type": "Reference", "image": "pd:1"},
-        "kvCache": {"pageSize": 16, "dtype": "float32"},
-        "transfer": {"backend": "PDCluster", "image": "pd:1", "fabric": {"type": "TCP"}},
-        "prefill": {"replicas": 1, "tensorParallelSize": 2},
-        "decode": {"replicas": 2, "tensorParallelSize": 1},
-        "router": {"type": "SMG", "replicas": 1},
-    }
-    for path, value in changes.items():
-        at = raw
-        *way, last = path.split("__")
-        for step in way:
-            at = at.setdefault(step, {})
-        at[last] = value
-    if raw["engine"].get("type") != "Reference" and not any(path.startswith("kvCache") for path in changes):
-        raw["kvCache"]["dtype"] = "bfloat16"  # SGLang keeps no KV in float32
-    return raw
-
-
-def make_cards(
-    pod_uid: str,
-    role: Role,
-    incarnation: str,
-    tp: int,
-    *,
-    revision: str = "",
-    model: str = "tiny",
-    memory: MemoryKind | None = MemoryKind.DRAM,
-    page: int = PAGE,
-    devices: tuple[str, ...] = (),
-) -> tuple[RankCard, ...]:
-    """Sealed cards of one pod's ranks: GQA, 2 KV heads of 16, float32, 4 layers."""
-    cards = []
-    count = max(1, KV_HEADS // tp)
-    for rank in range(tp):
-        heads = HeadSlice(first=(rank * KV_HEADS // tp), count=count, total=KV_HEADS)
-        regions = tuple(
-            Region(layer=i, kind=kind, item_bytes=page * count * HEAD_DIM * 4, items=8, memory=memory)
-            for kind in (RegionKind.KEY, RegionKind.VALUE)
-            for i in range(LAYERS)
-        )
-        cards.append(
-            RankCard(
-                cluster_uid=UID,
-                pod_uid=pod_uid,
-                role=role,
-                revision=revision,
-                incarnation=incarnation,
-                model=ModelIdentity(
-                    name=model, dtype="float32", layers=LAYERS, total_kv_heads=KV_HEADS, head_dim=HEAD_DIM
-                ),
-                layout=RankLayout(
-                    page_tokens=page,
-                    kv_dtype="float32",
-                    heads=heads,
-                    coordinates=RankCoordinates(tp=rank, tp_size=tp),
-                    regions=regions,
-                ),
-                engine=EngineFacts(type=EngineType.REFERENCE, version="0.1.0", max_total_tokens=128),
-                agent_name=f"{pod_uid}-{incarnation}-{rank}",
-                devices=devices,
-            ).sealed()
-        )
-    return tuple(cards)
-
-
-@dataclass
-class FakePod:
-    """One engine pod. `engine`: loading | up | crashed."""
-
-    name: str
-    uid: str
-    role: Role
-    replica: int
-    revision: str
-    attempt: int
-    tp: int
-    ip: str
-    created: float
-    phase: str = "Running"
-    deleting: bool = False
-    engine: str = "loading"
-    incarnation: str = "i0"
-    gate: str = ""
-    gate_since: float = 0.0
-    roster: Roster | None = None
-    key: tuple[int, int] = (0, 0)
-    reachable: bool = True
-    model: str = "tiny"
-    memory: MemoryKind | None = MemoryKind.DRAM
-    page: int = PAGE
-    devices: tuple[str, ...] = ()
-    history: list[tuple[tuple[int, int], str]] = field(default_factory=list)
-    restarts: int = 0
-    exit_code: int | None = None
-    gated: bool = True
-
-    @property
-    def cards(self) -> tuple[RankCard, ...]:
-        if self.engine != "up":
-            return ()
-        return make_cards(
-            self.uid,
-            self.role,
-            self.incarnation,
-            self.tp,
-            revision=self.revision,
-            model=self.model,
-            memory=self.memory,
-            page=self.page,
-            devices=self.devices,
-        )
+from pdtransfer.contract.base import Role
+from pdtransfer.contract.verdict import Verdict, VerdictState
 
 
 class World:
@@ -259,66 +132,12 @@ class World:
         return any(v.state is VerdictState.WIRED for v in self.verdicts(pod))
 
     def seen(self, pod: FakePod) -> PodSeen:
-        up = pod.engine == "up"
-        containers_ready = up and (self.wired(pod) or not pod.gated) and pod.phase == "Running"
-        return PodSeen(
-            name=pod.name,
-            uid=pod.uid,
-            role=pod.role.value,
-            replica=pod.replica,
-            revision=pod.revision,
-            attempt=pod.attempt,
-            phase=pod.phase,
-            deleting=pod.deleting,
-            node="n",
-            ip=pod.ip,
-            ready=containers_ready and (pod.gate == "True" or not pod.gated) and not pod.deleting,
-            containers_ready=containers_ready,
-            scheduled=True,
-            unschedulable_message="",
-            kv_wired=pod.gate,
-            kv_wired_since=pod.gate_since,
-            created=pod.created,
-            containers=(
-                ContainerSeen("pdtransfer", ready=self.wired(pod), running=True),
-                ContainerSeen(
-                    "engine",
-                    ready=up,
-                    running=pod.engine != "crashed",
-                    waiting_reason="CrashLoopBackOff" if pod.engine == "crashed" else "",
-                    restarts=pod.restarts,
-                    last_exit_code=pod.exit_code,
-                    last_exit_reason="Error" if pod.exit_code else "",
-                ),
-            ),
-        )
+        return pod.seen(wired=self.wired(pod))
 
     def answer(self, pod: FakePod) -> PodAnswer:
         if not pod.reachable:
             return PodAnswer(error="OperatorCannotReachPods", message="timed out", at=self.now)
-        roster = pod.roster
-        cards = PodCards(
-            cluster_uid=UID,
-            pod_uid=pod.uid,
-            role=pod.role,
-            incarnation=pod.incarnation if pod.engine == "up" else "",
-            expected_ranks=pod.tp,
-            cards=pod.cards,
-            roster_term=pod.key[0],
-            roster_counter=pod.key[1],
-            roster_hash=roster.hash if roster else "",
-        )
-        verdicts = PodVerdicts(
-            cluster_uid=UID,
-            pod_uid=pod.uid,
-            role=pod.role,
-            incarnation=cards.incarnation,
-            roster_term=pod.key[0],
-            roster_counter=pod.key[1],
-            roster_hash=cards.roster_hash,
-            verdicts=self.verdicts(pod),
-        )
-        return PodAnswer(cards=cards, verdicts=verdicts, at=self.now)
+        return pod.answer(self.verdicts(pod), self.now)
 
     def observe(self, *, term: int | None = None) -> Observed:
         cluster = ClusterObject(
@@ -497,4 +316,9 @@ class World:
         return {w.url for w in self.workers.values()}
 
 
-__all__ = ["FakePod", "World", "make_cards", "quickstart", "replace"]
+def ready_world(**changes: object) -> World:
+    """A world of this quickstart that has become Ready."""
+    w = World(quickstart(**changes))
+    w.run()
+    assert w.condition("Ready")["status"] == "True", w.condition("Ready")
+    return w

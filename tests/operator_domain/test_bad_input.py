@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from domain_world import World, quickstart
+from domain_makers import quickstart
+from domain_world import World
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,7 +4,9 @@ with a cause, and when the faults stop everything is Ready again."""
 from __future__ import annotations
 
 import pytest
-from domain_world import FakePod, World, quickstart
+from domain_makers import quickstart
+from domain_world import World
+from fake_pod import FakePod
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (

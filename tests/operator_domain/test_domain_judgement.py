@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from domain_world import UID, World, make_cards, quickstart
+from domain_makers import UID, make_cards, quickstart
+from domain_world import World
 
 from pdoperator.api.conditions import ConditionType, Reason
 from pdoperator.domain.actions import PodBackoff

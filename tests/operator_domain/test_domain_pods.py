@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from domain_world import UID, quickstart
+from domain_makers import UID, quickstart
 
 from pdoperator.api.spec import PDClusterSpec
 from pdoperator.domain.children import network_policy, router_deployment, wanted_children

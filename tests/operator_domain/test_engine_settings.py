@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from domain_world import quickstart
+from domain_makers import quickstart
 
 from pdoperator.api.spec import PDClusterSpec
 from pdoperator.domain.container_env import OWN_ENV

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from domain_world import World, make_cards, quickstart
+from domain_makers import make_cards, quickstart
+from domain_world import World
 
 from pdoperator.api.spec import PDClusterSpec
 from pdoperator.api.status import RoleEngineStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from domain_world import UID, quickstart
+from domain_makers import UID, quickstart
 
 from pdoperator.api.spec import PDClusterSpec
 from pdoperator.domain.children import router_deployment
@@ -117,6 +117,14 @@ def test_sglang_announces_the_pods_address() -> None:
     names = [e["name"] for e in container["env"]]
     assert env(container)["SGLANG_HOST_IP"] == "$(POD_IP)"
     assert names.index("POD_IP") < names.index("SGLANG_HOST_IP")  # Kubernetes fills in what stands before
+
+
+def test_an_engine_that_lost_a_rank_ends_at_once_unless_cuda_makes_core_dumps() -> None:
+    """SGLang 0.5.23 waits 60 s for dumps (tokenizer_manager.dump_requests_before_crash), asked for or not."""
+    name = "SGLANG_CUDA_COREDUMP_BEFORE_CRASH"
+    assert env(engine())[name] == "false"
+    assert env(engine(decode__env=[{"name": name, "value": "true"}]))[name] == "true"
+    assert name not in env(engine(decode__env=[{"name": "CUDA_ENABLE_USER_TRIGGERED_COREDUMP", "value": "1"}]))
 
 
 @pytest.mark.parametrize(("fabric", "devices"), [("TCP", "eth0"), ("RDMA", None)])

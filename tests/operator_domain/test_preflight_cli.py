@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from domain_world import quickstart
+from domain_makers import quickstart
 
 from pdoperator.api.spec import PDClusterSpec
 from pdoperator.cli import main

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from domain_world import World, quickstart
+from domain_makers import quickstart
+from domain_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

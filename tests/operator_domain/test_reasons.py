@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from domain_world import World, quickstart
+from domain_makers import quickstart
+from domain_world import World
 
 import pdoperator
 from pdoperator.api.conditions import ConditionType, Reason

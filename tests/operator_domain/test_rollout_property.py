@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from domain_world import World, quickstart
+from domain_makers import quickstart
+from domain_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from functools import cache
 
-from domain_world import UID, make_cards
+from domain_makers import UID, make_cards
 
 from pdoperator.domain.observed import ClusterObject, Observed, PodAnswer, PodSeen
 from pdoperator.domain.view import look
