@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +9,7 @@ import pytest
 from pdtransfer.contract.base import Backend, EngineType, MemoryKind, Role
 from pdtransfer.contract.facts import HostKVMode
 from pdtransfer.contract.sglang_cli import NoServerInfo, prefill_route, route_contradictions, server_facts
-
-ANSWERS = Path(__file__).parents[1] / "operator_domain" / "sglang_answers"
-
-
-def answer(name: str) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads((ANSWERS / f"{name}.json").read_text())
-    return body
+from real_answers import answer
 
 
 def test_a_real_prefill_answer() -> None:
