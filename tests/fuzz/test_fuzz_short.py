@@ -39,7 +39,8 @@ def test_every_valid_input_is_taken():
     """Else the mutations start from something that is refused at once, and reach nothing."""
     every = targets()
     assert [every["frame"].run(f.model_dump_json().encode()) for f in FRAMES] == [type(f).__name__ for f in FRAMES]
-    assert every["channel"].run(every["channel"].corpus[0]) == f"{len(FRAMES)} end"
+    handed_on = [f for f in FRAMES if not isinstance(f, frames.Ping | frames.Pong)]  # keep-alive is the channel's own
+    assert every["channel"].run(every["channel"].corpus[0]) == f"{len(handed_on)} end"
     assert every["card"].run(every["card"].corpus[0]) == "card fits"
     assert every["roster"].run(every["roster"].corpus[0]) == "roster taken"
     assert every["rank-lines"].run(every["rank-lines"].corpus[0]) == "hello heartbeat verdicts 2 0"

@@ -257,7 +257,7 @@ def test_a_rostered_peer_that_sends_rubbish_loses_its_connection_and_comes_back(
     wiring = decode_rank.endpoint._wiring
     (peer,) = wiring._peers.values()
     rubbish = HEADER.pack(7) + b"rubbish"
-    decode_rank.endpoint._core.call(lambda: peer.channel._writer.write(rubbish))
+    decode_rank.endpoint._core.call(lambda: peer.channel._transport.write(rubbish))
     assert until(lambda: prefill.endpoint.counters.get("frame_errors", 0) == 1)
     assert until(lambda: decode_rank.endpoint.wait_wired(20))
     assert prefill.endpoint.failed is None

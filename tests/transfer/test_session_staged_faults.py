@@ -121,7 +121,7 @@ def test_a_connection_that_ends_with_a_frame_loses_nothing(world, monkeypatch, s
         if isinstance(frame, lost):
             count[0] += 1
             if count[0] == number:
-                self._writer.transport.abort()  # as a network would, with the frame in it
+                self._transport.abort()  # as a network would, with the frame in it
                 return True
         return real(self, frame)
 

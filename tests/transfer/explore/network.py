@@ -99,6 +99,11 @@ class End:
             self.network.post(Message(self.here, self.other.here, frame, self.other, self.network.now()))  # type: ignore[arg-type]
         return True
 
+    async def serve(self, handle: Callable[[Frame], None]) -> None:
+        """Until the end; frames are delivered by the world."""
+        while await self.receive() is not None:
+            pass
+
     async def receive(self, limit: int = 0) -> Frame | None:
         """Handshake frames, then the end; everything else is delivered by the world."""
         while not self._inbox:
@@ -111,9 +116,6 @@ class End:
     async def keep_alive(self, limit: float) -> None:
         """The world ends connections, not time."""
         await asyncio.Event().wait()
-
-    def answer_ping(self, frame: Frame) -> bool:
-        return isinstance(frame, Ping | Pong)
 
     def close(self) -> None:
         """End it from this side: what was sent before arrives before the other side sees the end."""
@@ -165,7 +167,7 @@ class Network:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.listeners: dict[int, Callable[[Any, Any], Any]] = {}
+        self.listeners: dict[int, Callable[[End], None]] = {}
         self.gates: list[Gate] = []
         self.pool: list[Message] = []
         self.dead: set[Where] = set()
@@ -216,7 +218,7 @@ class Network:
         """The near ends of the open connections of two ranks."""
         return [e for e in self.ends if not e.ended and e.here == a and e.other.here == b]
 
-    async def open_connection(self, host: str, port: int, **_: Any) -> tuple[End, End]:
+    async def connect(self, host: str, port: int, tls: None, server_name: str) -> End:
         """Dial: the listening rank's own code welcomes or refuses."""
         accept = self.listeners.get(port)
         if accept is None:
@@ -225,10 +227,10 @@ class Network:
         near.other, far.other = far, near
         far.here = _where(accept.__self__._owner.card)  # type: ignore[attr-defined]
         self.ends = [e for e in self.ends if not (e.ended and e.other.ended)] + [near, far]
-        self.world.loop.create_task(accept(far, far))
-        return near, near
+        accept(far)
+        return near
 
-    async def start_server(self, accept: Callable[[Any, Any], Any], host: str, port: int, **_: Any) -> _Server:
+    async def listen(self, accept: Callable[[End], None], host: str, port: int, tls: None, handshake: float) -> _Server:
         self.listeners[port] = accept
         return _Server(self, port)
 
@@ -246,23 +248,16 @@ class Network:
         """What is replaced in the session while this network is used."""
         from pdtransfer.session import handshake, wiring
 
-        streams = Standin(asyncio, open_connection=self.open_connection)
-        dialling = Standin(asyncio, start_server=self.start_server, sleep=self.back_off)
         return [
-            (handshake, "asyncio", streams),
-            (handshake, "Channel", _end_of),
-            (connections_module, "asyncio", dialling),
-            (connections_module, "Channel", _end_of),
+            (handshake, "connect", self.connect),
+            (connections_module, "listen", self.listen),
+            (connections_module, "asyncio", Standin(asyncio, sleep=self.back_off)),
             (wiring, "Connections", GatedConnections),
         ]
 
 
 def _where(card: RankCard) -> Where:
     return ((card.pod_uid, card.rank), card.incarnation)
-
-
-def _end_of(reader: Any, writer: Any) -> Any:
-    return reader
 
 
 class GatedConnections(Connections):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import BaseModel
 
-from pdtransfer.session.frames import HEADER, MAX_FRAME, Frame, FrameError, Ping, Pong, decode, encode
+from pdtransfer.session.frames import HEADER, MAX_FRAME, MAX_HELLO, Frame, FrameError, Ping, Pong, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -19,42 +19,103 @@ MAX_UNSENT = 64 << 20
 """Bytes a peer may leave unread before its connection is ended."""
 
 
-class Channel:
-    """Frames over an asyncio stream. `send` never blocks; a peer that does not read is cut off."""
+class Channel(asyncio.Protocol):
+    """Frames over a connection. `send` never blocks; a peer that does not read is cut off.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    A protocol and no stream: a frame is handled in the turn of the loop in which its bytes came. Two more turns
+    (a stream wakes a task, once for the length and once for the body) cost a request 0.1 to 0.2 ms at its end."""
+
+    def __init__(self, opened: Callable[[Channel], None] = lambda channel: None) -> None:
+        """`opened` is called once, when there is a connection."""
+        self._opened = opened
+        self._transport: asyncio.Transport
+        self._came = bytearray()
+        self._handle: Callable[[Frame], None] | None = None
+        """Takes frames as they come; None: they wait for `receive`."""
+        self._news = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._broken: Exception | None = None
+        """What ended `serve`."""
         self.heard = time.monotonic()
         self.closed_here = False
 
+    # --- asyncio's calls --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is there, its TLS handshake done."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Cut frames and hand them on."""
+        self._came += data
+        if self._handle is not None:
+            self._hand_on(self._handle)
+        elif len(self._came) > MAX_HELLO + HEADER.size:
+            self._transport.pause_reading()  # nobody reads yet
+        self._news.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It ended, in whatever way."""
+        self._lost.set()
+        self._news.set()
+
+    # --- frames -----------------------------------------------------------------------------
+
     def send(self, frame: BaseModel) -> bool:
         """Queue a frame; False when the connection is ending."""
-        if self._writer.is_closing():
+        if self._transport.is_closing():
             return False
-        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT:
+        if self._transport.get_write_buffer_size() > MAX_UNSENT:
             self._abort()
             return False
-        self._writer.write(encode(frame))
+        self._transport.write(encode(frame))
         return True
 
     async def receive(self, limit: int = MAX_FRAME) -> Frame | None:
-        """Next frame; None at the end of the stream. Raises FrameError on anything else."""
-        try:
-            (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-            if length > limit:
-                raise FrameError(f"a frame of {length} bytes is over the bound of {limit}")
-            body = await self._reader.readexactly(length)
-        except (asyncio.IncompleteReadError, OSError):
-            return None
+        """Next frame; None at the end of the connection. Raises FrameError on anything else. Not after `serve`."""
+        while (body := cut(self._came, limit)) is None:
+            if self._lost.is_set():
+                return None
+            self._transport.resume_reading()
+            self._news.clear()
+            await self._news.wait()
         self.heard = time.monotonic()
-        # What was still buffered when this side closed is not obeyed: the peer may have been told
-        # since that nothing of it is in flight.
         return None if self.closed_here else decode(body)
+
+    async def serve(self, handle: Callable[[Frame], None]) -> None:
+        """Hand every frame to `handle` until the connection ends. Raises FrameError for what is none, and what
+        `handle` raised; nothing is handed on after that."""
+        self._handle = handle
+        self._hand_on(handle)
+        if not self._lost.is_set():
+            self._transport.resume_reading()
+        while self._broken is None and not self._lost.is_set():
+            self._news.clear()
+            await self._news.wait()
+        if self._broken is not None:
+            raise self._broken
+
+    def _hand_on(self, handle: Callable[[Frame], None]) -> None:
+        # What still comes after this side closed is not obeyed: the peer may have been told since that nothing of
+        # it is in flight.
+        try:
+            while self._broken is None and not self.closed_here and (body := cut(self._came, MAX_FRAME)) is not None:
+                self.heard = time.monotonic()
+                frame = decode(body)
+                if isinstance(frame, Ping):
+                    self.send(Pong())
+                elif not isinstance(frame, Pong):
+                    handle(frame)
+        except Exception as error:
+            self._broken = error
+        if self._broken is not None or self.closed_here:
+            self._came.clear()
 
     async def keep_alive(self, limit: float) -> None:
         """Ping while the peer is quiet; end the connection when it stays so for `limit` seconds."""
-        while not self._writer.is_closing():
+        while not self._transport.is_closing():
             await asyncio.sleep(limit / 3)
             quiet = time.monotonic() - self.heard
             if quiet > limit:
@@ -65,36 +126,61 @@ class Channel:
     def _abort(self) -> None:
         # Given up here: that it ended says nothing about the other side.
         self.closed_here = True
-        self._writer.transport.abort()
+        self._transport.abort()
 
     @property
     def certificate_names(self) -> frozenset[str] | None:
         """DNS names in the other side's verified certificate; None without TLS."""
-        if self._writer.get_extra_info("ssl_object") is None:
+        if self._transport.get_extra_info("ssl_object") is None:
             return None
-        shown = self._writer.get_extra_info("peercert") or {}
+        shown = self._transport.get_extra_info("peercert") or {}
         return frozenset(name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
-
-    def answer_ping(self, frame: Frame) -> bool:
-        """True when the frame was only a keep-alive."""
-        if isinstance(frame, Ping):
-            self.send(Pong())
-        return isinstance(frame, Ping | Pong)
 
     @property
     def closing(self) -> bool:
         """No more frames go out."""
-        return self._writer.is_closing()
+        return self._transport.is_closing()
 
     def close(self) -> None:
         """End the connection from this side, after what was queued."""
         self.closed_here = True
-        self._writer.close()
+        self._transport.close()
 
     async def wait_closed(self) -> None:
         """Wait for the end, whatever it was."""
-        with contextlib.suppress(OSError, ssl.SSLError):
-            await self._writer.wait_closed()
+        await self._lost.wait()
+
+
+def cut(came: bytearray, limit: int) -> bytes | None:
+    """Take the first frame's body off `came`; None while it is not whole. Raises FrameError over `limit` bytes."""
+    if len(came) < HEADER.size:
+        return None
+    (length,) = HEADER.unpack_from(came)
+    if length > limit:
+        raise FrameError(f"a frame of {length} bytes is over the bound of {limit}")
+    if len(came) < HEADER.size + length:
+        return None
+    body = bytes(memoryview(came)[HEADER.size : HEADER.size + length])
+    del came[: HEADER.size + length]
+    return body
+
+
+async def connect(host: str, port: int, tls: ssl.SSLContext | None, server_name: str) -> Channel:
+    """Dial. Raises OSError, ssl.SSLError."""
+    loop = asyncio.get_running_loop()
+    _, channel = await loop.create_connection(
+        Channel, host, port, ssl=tls, server_hostname=server_name if tls else None
+    )
+    return channel
+
+
+async def listen(
+    accept: Callable[[Channel], None], host: str, port: int, tls: ssl.SSLContext | None, handshake: float
+) -> asyncio.Server:
+    """Call `accept` for each connection; one with TLS that is not there within `handshake` seconds is dropped."""
+    loop = asyncio.get_running_loop()
+    timeout = handshake if tls else None
+    return await loop.create_server(lambda: Channel(accept), host, port, ssl=tls, ssl_handshake_timeout=timeout)
 
 
 def server_context(tls_dir: str | None) -> ssl.SSLContext | None:

@@ -19,7 +19,7 @@ from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.verdict import VerdictState
 from pdtransfer.errors import LayoutMismatch, PeerNotRostered, PeerReplaced, PeerUnreachable, TransferError
 from pdtransfer.peers import Peer, PeerKey
-from pdtransfer.session.channel import Channel, renew, server_context, stamp
+from pdtransfer.session.channel import Channel, listen, renew, server_context, stamp
 from pdtransfer.session.core import Core
 from pdtransfer.session.frames import MAX_HELLO, Frame, FrameError, Hello, Refused, Welcome
 from pdtransfer.session.handshake import admit, greet
@@ -70,12 +70,8 @@ class Connections:
             logger.warning("%s: the control channel is PLAIN TEXT (no tls_dir): tests only", self._core.name)
         seen = stamp(config.tls_dir) if config.tls_dir is not None else ()
         tls = server_context(config.tls_dir)
-        self._server = await asyncio.start_server(
-            self._accept,
-            config.listen_host,
-            config.control_port,
-            ssl=tls,
-            ssl_handshake_timeout=self._core.timeouts.connect if tls else None,
+        self._server = await listen(
+            self._opened, config.listen_host, config.control_port, tls, self._core.timeouts.connect
         )
         if tls is not None:
             self._core.spawn(renew(tls, str(config.tls_dir), seen), "tls-renew")
@@ -120,16 +116,16 @@ class Connections:
             reason = "TLSFailed" if isinstance(error, ssl.SSLError) else PeerUnreachable.reason
             self._owner.judge(peer, state, reason, f"{type(error).__name__}: {error}")
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        channel = Channel(reader, writer)
+    def _opened(self, channel: Channel) -> None:
+        self._core.spawn(self._accept(channel), "accepted")
+
+    async def _accept(self, channel: Channel) -> None:
         try:
             peer = await self._welcome(channel)
             if peer is not None:
                 await self._stay(peer, channel)
         except (TimeoutError, FrameError) as error:
             logger.warning("%s: a control connection was dropped: %s", self._core.name, error)
-        except asyncio.CancelledError:
-            pass  # the endpoint closes; asyncio's server logs a cancelled handler as an error
         except Exception as error:
             self._core.crash(error)
         finally:
@@ -178,9 +174,7 @@ class Connections:
         keep = self._core.spawn(channel.keep_alive(self._core.timeouts.connect), "keep-alive")
         self._owner.on_connected(peer)
         try:
-            while (frame := await channel.receive()) is not None:
-                if not channel.answer_ping(frame):
-                    self._owner.on_frame(peer, frame)
+            await channel.serve(lambda frame: self._owner.on_frame(peer, frame))
         except FrameError as error:
             self._core.count("frame_errors_total")
             logger.warning("%s: %s sent no frame: %s", self._core.name, peer.label, error)

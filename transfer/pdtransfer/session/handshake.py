@@ -5,7 +5,6 @@ A certificate of the cluster's CA opens a connection; only a card of the roster 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 
 from pdtransfer.contract.card import RankCard
@@ -18,7 +17,7 @@ from pdtransfer.errors import (
 )
 from pdtransfer.peers import Peer, PeerKey
 from pdtransfer.session.api import EndpointConfig
-from pdtransfer.session.channel import Channel, client_context
+from pdtransfer.session.channel import Channel, client_context, connect
 from pdtransfer.session.frames import MAX_HELLO, Hello, Refused, Welcome
 
 _REFUSALS: dict[str, type[TransferError]] = {c.reason: c for c in (PeerReplaced, PeerNotRostered, LayoutMismatch)}
@@ -29,13 +28,7 @@ async def greet(mine: RankCard, peer: Peer, config: EndpointConfig, on_drained: 
     card = peer.card
     host, _, port = card.control.rpartition(":")
     tls = client_context(config.tls_dir)
-    reader, writer = await asyncio.open_connection(
-        host.strip("[]"),
-        int(port),
-        ssl=tls,
-        server_hostname=config.server_name if tls else None,
-    )
-    channel = Channel(reader, writer)
+    channel = await connect(host.strip("[]"), int(port), tls, config.server_name)
     try:
         channel.send(
             Hello(
