@@ -54,6 +54,10 @@ def events(
                     f"{peer.cards.incarnation}); its peers are wired to the new one",
                 )
             )
+    for kind in (ConditionType.PREFILL_READY, ConditionType.DECODE_READY):
+        lost = turned(kind, ConditionStatus.FALSE)
+        if lost and lost.reason is Reason.RANK_LOST:
+            out.append(EmitEvent("Warning", Reason.RANK_LOST.value, lost.message[:1000]))
     wired = turned(ConditionType.PEERS_WIRED, ConditionStatus.TRUE)
     if wired:
         out.append(EmitEvent("Normal", Reason.WIRED.value, wired.message))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from pdoperator.api.conditions import Reason
+from pdoperator.api.names import CONTAINER_ENGINE
 from pdoperator.domain.actions import SetGate
 from pdoperator.domain.gate import best_set, weight
 from pdoperator.domain.links import Blame, Link, LinkState, against
@@ -129,6 +130,21 @@ def _evidence(
     return any(against(link, blamed, now, settings) for link in _links_of(links, pod.uid))
 
 
+RANK_LOST = (
+    "it no longer shows every rank: a process of its engine died, or a transfer thread failed or hangs. It is wired "
+    "again once its engine was started anew"
+)
+
+
+def _lost_a_rank(pod: PodSeen) -> bool:
+    """It was wired since its engine was started: it is not still loading. Told from the pod alone, so that an operator
+    that starts meanwhile says the same. Times are whole seconds."""
+    engine = next((c for c in pod.containers if c.name == CONTAINER_ENGINE), None)
+    if engine is None or not engine.running or not 0 < engine.started < pod.kv_wired_since:
+        return False
+    return pod.kv_wired == "True" or pod.gate_reason == Reason.RANK_LOST
+
+
 def _why_no_candidate(
     pod: PodSeen,
     shows_cards: bool,
@@ -144,6 +160,8 @@ def _why_no_candidate(
         return refusal.reason, lost + refusal.message
     if any(p.uid == pod.uid for p in view.unreachable):
         return Reason.OPERATOR_CANNOT_REACH_PODS, "its sidecar is not running"
+    if not shows_cards and _lost_a_rank(pod):
+        return Reason.RANK_LOST, RANK_LOST
     if not pod.engine_is_ready:
         return Reason.LAUNCHING, "its engine is not ready"
     if not shows_cards:

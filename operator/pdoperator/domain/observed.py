@@ -38,6 +38,8 @@ class ContainerSeen:
     name: str
     ready: bool = False
     running: bool = False
+    started: float = 0.0
+    """Since when it runs, if it does."""
     waiting_reason: str = ""
     waiting_message: str = ""
     restarts: int = 0
@@ -70,6 +72,8 @@ class PodSeen:
     """Status of the readiness gate's condition: '' when never written, else True or False."""
     kv_wired_since: float
     created: float
+    gate_reason: str = ""
+    """Why the gate is what it is, as it was written."""
     containers: tuple[ContainerSeen, ...] = ()
     grace_seconds: int = 30
     warnings: tuple[tuple[str, str], ...] | None = None

@@ -47,6 +47,9 @@ def peers_wired(pic: Picture) -> Aspect:
     broken = first_broken(pic)
     if broken is not None:
         return no(_KIND, broken[0], f"wired: {counts}. {broken[1]}")
+    lost = sorted(p.name for p in pic.pods if pic.gates.reasons.get(p.uid, (None,))[0] is Reason.RANK_LOST)
+    if lost:
+        return no(_KIND, Reason.RANK_LOST, f"wired: {counts}. {lost[0]} no longer shows every rank.")
     some = all(inside[role] for role in Role)
     waits = _waits(pic)
     return no(

@@ -69,6 +69,8 @@ def diagnose(
     found = _cannot_start(pod, now)
     if found is not None:
         return found
+    if because is Reason.RANK_LOST:
+        return because, f"{pod.name}: {why_unwired}. See kubectl logs {pod.name} -c {names.CONTAINER_ENGINE}."
     evidence = exit_evidence(pod)
     # Between two tries the kubelet says nothing but how the last one ended.
     stuck = _waiting(pod, _CRASH) or next((c for c in pod.containers if c.last_exit_code and not c.running), None)
@@ -83,11 +85,14 @@ def diagnose(
             )
         killed = which.last_exit_reason == "OOMKilled"
         happened = f"restarted {count(which.restarts, 'time')}" if which.restarts else "failed"
-        memory = "Raise the memory limit, or lower what the container holds. " if killed else ""
+        hint = "Raise the memory limit, or lower what the container holds. " if killed else ""
+        if which is engine and which.last_exit_code == 0:
+            hint = "No error code: SGLang ends so when a process of it died, any engine when it is told to end. "
+        again = " It is loading again." if which is engine and which.running else ""
         return (
             Reason.CRASHING,
             f"{pod.name} {happened}: {_sentence(evidence or 'exit code unknown')} "
-            f"{memory}See kubectl logs {pod.name} -c {which.name} --previous.",
+            f"{hint}See kubectl logs {pod.name} -c {which.name} --previous.{again}",
         )
     if engine is None or not engine.running:
         return Reason.LAUNCHING, f"{pod.name} is starting its containers"
@@ -166,6 +171,7 @@ _WORST = (
     Reason.CANNOT_MOUNT_VOLUME,
     Reason.CANNOT_PULL_IMAGE,
     Reason.CANNOT_SCHEDULE,
+    Reason.RANK_LOST,
     Reason.WIRED_BUT_FAILING,
     Reason.WRONG_CERTIFICATE,
     Reason.INVALID_CARD,

@@ -80,6 +80,7 @@ def pod_seen(manifest: Manifest) -> PodSeen:
         unschedulable_message=(scheduled.get("message") or "") if scheduled.get("status") == "False" else "",
         kv_wired=gate.get("status") or "",
         kv_wired_since=seconds(gate.get("lastTransitionTime")),
+        gate_reason=gate.get("reason") or "",
         created=seconds(meta.get("creationTimestamp")),
         containers=tuple(
             _container(c) for part in ("initContainerStatuses", "containerStatuses") for c in status.get(part) or []
@@ -98,6 +99,7 @@ def _container(status: dict[str, Any]) -> ContainerSeen:
         name=status.get("name") or "",
         ready=bool(status.get("ready")),
         running="running" in state,
+        started=seconds((state.get("running") or {}).get("startedAt")),
         waiting_reason=waiting.get("reason") or "",
         waiting_message=(waiting.get("message") or "")[:_MESSAGE_LIMIT],
         restarts=int(status.get("restartCount") or 0),
