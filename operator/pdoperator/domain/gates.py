@@ -131,7 +131,7 @@ def _evidence(
 
 
 RANK_LOST = (
-    "it no longer shows every rank: a process of its engine died, or a transfer thread failed or hangs. It is wired "
+    "it no longer shows every rank: a process of its engine ended, or a transfer thread failed or hangs. It is wired "
     "again once its engine was started anew"
 )
 
