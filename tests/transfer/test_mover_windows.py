@@ -11,18 +11,10 @@ import pytest
 from pdtransfer.agent.fake import FakeHub
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.errors import DeadlineExceeded, LayoutMismatch
-from pdtransfer.mover.executor import (
-    HANDLE_BYTES,
-    HANDLE_PIECES,
-    PEER_HANDLES,
-    Batch,
-    Job,
-    Mover,
-    Prepped,
-    batches,
-    prepped,
-)
+from pdtransfer.mover.executor import Mover
+from pdtransfer.mover.jobs import HANDLE_BYTES, HANDLE_PIECES, Batch, Job, Prepped, batches, prepped
 from pdtransfer.mover.queues import PEER_JOBS
+from pdtransfer.mover.window import PEER_HANDLES
 from pdtransfer.plan import Segment, TransferPlan
 
 MIB = 1 << 20
@@ -436,3 +428,30 @@ def test_index_arrays_are_cut_into_handles_within_both_bounds(unit, dense):
         assert [c.pieces for c in cut] == [2 if i in broken else 1 for i in range(len(cut))]
     with pytest.raises(ValueError, match="remote rows"):
         next(prepped("l", mine, "r", theirs[1:], unit))
+
+
+@pytest.mark.parametrize(
+    ("polls", "jobs", "sizes"),
+    [
+        # Alone: 32 MiB, so that two fit the window, and 64 once a post was seen to copy by itself. Two in turn: 4 MiB.
+        (0, 1, [32, 64, 64]),
+        (3, 1, [32, 32, 32]),
+        (0, 2, [4, 4, 4]),
+    ],
+)
+def test_handles_are_large_only_while_one_job_posts_alone(polls, jobs, sizes):
+    bench = Bench()
+    bench.agent.faults.delay_polls = polls
+    seen: list[int] = []
+
+    def items(lists: Lists) -> Iterator[Prepped]:
+        for item in lists.items(3):
+            seen.append(bench.mover.handle_bytes() // MIB)
+            yield replace(item, nbytes=4 * MIB)
+
+    large = (replace(item, nbytes=4 * MIB) for item in Lists(bench, "b").items(6))
+    other = lazy_job(bench, "b", large) if jobs == 2 else None
+    job = lazy_job(bench, "a", items(Lists(bench, "a")))
+    bench.run(20)
+    assert job in bench.ended and (other is None or other in bench.ended)
+    assert seen == sizes

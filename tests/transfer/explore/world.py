@@ -13,7 +13,8 @@ from pdtransfer.contract.base import Role
 from pdtransfer.contract.card import RankProcess
 from pdtransfer.contract.pairing import peers_of
 from pdtransfer.errors import TransferError
-from pdtransfer.mover.executor import Job, Mover
+from pdtransfer.mover.executor import Mover
+from pdtransfer.mover.jobs import Job
 from pdtransfer.mover.posting import post
 from pdtransfer.peers import PeerKey
 from pdtransfer.session.api import Identity, TransferState

@@ -18,12 +18,10 @@ from contextlib import suppress
 
 from pdtransfer.agent.port import AgentFailure, AgentPort, HandleState
 from pdtransfer.errors import DeadlineExceeded, TransferError
-from pdtransfer.mover.jobs import HANDLE_BYTES, HANDLE_PIECES, LONE_BYTES, Batch, Item, Job, Prepped, batches, prepped
+from pdtransfer.mover.jobs import Batch, Item, Job, Prepped, handle_bytes
 from pdtransfer.mover.posting import post
 from pdtransfer.mover.queues import PeerQueue, Ring
-from pdtransfer.mover.window import PEER_HANDLES, Flight, Window
-
-__all__ = ["HANDLE_BYTES", "HANDLE_PIECES", "PEER_HANDLES", "Batch", "Job", "Mover", "Prepped", "batches", "prepped"]
+from pdtransfer.mover.window import Flight, Window
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +54,8 @@ class Mover:
         """Unfinished jobs (finished ones leave when they are next looked at)."""
         self._next_check = 0.0
         self._window = Window(window_bytes, window_ops)
+        self._copies = False
+        """The last handle was done when its post returned: the post copies, as over CMA."""
         self.bytes_moved = 0
         self.on_landed: Callable[[float], None] = lambda seconds: None
         """Hears how long each handle took that is done."""
@@ -82,7 +82,7 @@ class Mover:
 
     def handle_bytes(self) -> int:
         """Most bytes of a handle that is cut now: a job that is alone need not share its turn."""
-        return LONE_BYTES if self._ring.lone else HANDLE_BYTES
+        return handle_bytes(lone=self._ring.lone, copied=self._copies)
 
     def flies_to(self, peer: str) -> bool:
         """A job or a handle of this peer is left."""
@@ -149,10 +149,8 @@ class Mover:
     # --- what flies ---------------------------------------------------------------------------
 
     def _poll(self, flights: list[Flight]) -> bool:
-        changed = False
-        for flight in flights:
-            changed |= self._look(flight)
-        return changed
+        looked = [self._look(flight) for flight in flights]
+        return any(looked)
 
     def _look(self, flight: Flight) -> bool:
         """Poll one handle; True when it is done or errored."""
@@ -250,7 +248,7 @@ class Mover:
         if job.posted_at is None:
             job.posted_at = now
         self._window.add(flight := Flight(job, queue, item, handle, lists, now))
-        self._look(flight)  # over CMA the post itself copied: what waits for this one need not wait a turn
+        self._copies = self._look(flight)  # and what waits for such a one need not wait a turn
 
     # --- how a job ends -----------------------------------------------------------------------
 
@@ -267,10 +265,9 @@ class Mover:
         self._maybe_finish(job)
 
     def _tell(self, job: Job, item: Item, moved: bool) -> None:
-        if item.on_done is None:
-            return
         try:
-            item.on_done(moved)
+            if item.on_done is not None:
+                item.on_done(moved)
         except Exception as error:  # of this job's owner: the other jobs go on
             logger.exception("%s: on_done failed", job.label)
             self.fail(job, TransferError(f"a completion could not be handled: {error!r}", peer=job.peer))
@@ -290,8 +287,7 @@ class Mover:
             self._tell(job, flight.item, False)
         job.finished = True
         self._window.live -= job.in_flight
-        queue = self._queues[job.peer]
-        queue.jobs -= 1
+        (queue := self._queues[job.peer]).jobs -= 1
         job.drained = job.settled
         if job.error is not None:
             job.error.bytes_done = max(job.error.bytes_done, job.bytes_done)

@@ -21,11 +21,19 @@ from pdtransfer.plan import TransferPlan
 HANDLE_PIECES = 4096
 HANDLE_BYTES = 4 << 20
 """At most that many descriptors and bytes a handle."""
-LONE_BYTES = 32 << 20
-"""Bytes of a handle while nothing else wants to post. What Python does for a handle costs 50-150 us, because the
-copies emptied the caches: it matters most on a busy machine, and little on a quiet one (`tests/bench` at equal TP shows
-it). Over shared memory a post of 32 MiB holds the thread for some 6 ms, which is what somebody new waits at most;
-elsewhere the window bounds what is in flight."""
+LONE_BYTES, COPIED_BYTES = 32 << 20, 64 << 20
+"""Bytes of a handle while nothing else wants to post; the second where posts copy by themselves (over CMA), so that
+nothing is gained by two in flight. What Python does for a handle costs 150 to 250 us, because the copies emptied the
+caches: 4 to 8 % of 256 MiB in 32 ms with handles of 32 MiB. Such a post holds the thread for some 6 to 12 ms, which is
+what somebody new waits at most; elsewhere the window bounds what is in flight."""
+
+
+def handle_bytes(*, lone: bool, copied: bool) -> int:
+    """Most bytes of a handle: of a job that is alone or one of several, where a post copies or does not."""
+    if not lone:
+        return HANDLE_BYTES
+    return COPIED_BYTES if copied else LONE_BYTES
+
 
 OnDone = Callable[[bool], None]
 """Called exactly once, before the job's `on_finish`: True when every byte of the item is in place; False

@@ -30,7 +30,10 @@ START_DEADLINE = 600.0
 """Seconds; registering pins the whole pool, which takes long for hundreds of GB."""
 IDLE_TICK = 0.05
 WARM_TICK = 0.002
-"""Seconds between looks at handles whose transfer was given up, and between deadline checks."""
+"""Seconds between looks at handles whose transfer was given up."""
+CHECK_TICK = 0.02
+"""Seconds between looks at deadlines, which are seconds themselves. On caches that a post of some MiB has emptied,
+a look costs 50 us and more."""
 TICK_SHARE = 0.1
 """Part of the time that deadline checks may take: thousands of queued requests are looked at less often."""
 BAD_TURNS = 200
@@ -284,7 +287,7 @@ class Core:
             if now > next_tick:
                 for tick in self.ticks:
                     tick(now)
-                next_tick = now + max(WARM_TICK, (time.monotonic() - now) / TICK_SHARE)
+                next_tick = now + max(CHECK_TICK, (time.monotonic() - now) / TICK_SHARE)
             quiet = 0 if moved or worked else quiet + 1
             if not quiet or self.active:  # what moved may have made room for more
                 self._napper.pace(quiet)

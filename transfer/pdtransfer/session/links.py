@@ -13,7 +13,7 @@ from pdtransfer.agent.port import AgentPort, Prepared
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.contract.card import RankCard
 from pdtransfer.errors import LayoutMismatch
-from pdtransfer.mover.executor import HANDLE_BYTES, Prepped, prepped
+from pdtransfer.mover.jobs import HANDLE_BYTES, Prepped, prepped
 from pdtransfer.peers import Peer, real_kind
 from pdtransfer.plan import (
     Block,

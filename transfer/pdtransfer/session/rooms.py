@@ -9,7 +9,7 @@ from typing import Any
 
 from pdtransfer.contract.card import RankCard
 from pdtransfer.errors import TransferError
-from pdtransfer.mover.executor import Job
+from pdtransfer.mover.jobs import Job
 from pdtransfer.peers import Peer, PeerKey
 from pdtransfer.session.frames import Request, SlotFilled
 from pdtransfer.session.transfers import Chunk, SendTransfer

@@ -12,7 +12,7 @@ import numpy as np
 from pdtransfer.agent.port import Descriptors, Operation
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.errors import DeadlineExceeded
-from pdtransfer.mover.executor import Batch, Job
+from pdtransfer.mover.jobs import Batch, Job
 from pdtransfer.peers import Peer
 from pdtransfer.session.calibrate import BLOCKS, PIECE, PLACES, long_pieces, short_pieces
 from pdtransfer.session.core import Core

@@ -13,7 +13,7 @@ import time
 from pdtransfer.agent.port import DISCONNECT, AgentFailure
 from pdtransfer.contract.card import RankCard
 from pdtransfer.errors import Aborted, DeadlineExceeded, LayoutMismatch, PeerReplaced, PeerUnreachable, TransferError
-from pdtransfer.mover.executor import Job
+from pdtransfer.mover.jobs import Job
 from pdtransfer.peers import Peer
 from pdtransfer.session.api import TransferState
 from pdtransfer.session.askers import Askers
