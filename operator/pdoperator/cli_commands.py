@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pdoperator.cli_files import model_geometry, read_text, read_yaml_config
 from pdoperator.cli_output import Unreadable
 from pdoperator.domain.preflight import Finding
-from pdoperator.domain.preflight_outside import Outside, Side, check_pair, flag_findings, role_finding, unread
+from pdoperator.domain.preflight_outside import (
+    Outside,
+    Side,
+    Stated,
+    check_group,
+    flag_findings,
+    role_finding,
+    unread,
+)
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.geometry import ModelGeometry
@@ -125,13 +133,13 @@ def _geometry(flags: Flags, options: CommandOptions) -> ModelGeometry | None:
 
 def check_commands(
     prefill: str,
-    decode: str,
+    decodes: Sequence[str],
     options: CommandOptions,
+    stated: Stated,
     *,
     prefill_gpu: Accelerator | None = None,
     decode_gpu: Accelerator | None = None,
-) -> Outside:
-    """Whether the two fit. Raises Unreadable naming the side."""
-    return check_pair(
-        read_side(Role.PREFILL, prefill, prefill_gpu, options), read_side(Role.DECODE, decode, decode_gpu, options)
-    )
+) -> list[Outside]:
+    """Whether prefill fits each decode group. Raises Unreadable naming the side."""
+    side = read_side(Role.PREFILL, prefill, prefill_gpu, options)
+    return check_group(side, [read_side(Role.DECODE, text, decode_gpu, options) for text in decodes], stated)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pdoperator.domain.preflight import Preflight
-from pdoperator.domain.preflight_outside import Outside
+from pdoperator.domain.preflight_outside import Outside, Side
 
 FITS, DOES_NOT_FIT, UNREADABLE = 0, 1, 2
 
@@ -40,10 +41,10 @@ def as_dict(results: list[tuple[str, Preflight]]) -> dict[str, Any]:
     return {"verdict": worst, "findings": findings}
 
 
-def outside_text(outside: Outside) -> str:
-    """The verdict and findings, then what was assumed and what no rule reads."""
-    lines = [as_text("pair", outside.result)]
-    for side in outside.sides:
+def outside_text(pairs: Sequence[Outside]) -> str:
+    """The verdict and findings of each pair, then what was assumed and what no rule reads."""
+    lines = [as_text(name, pair.result) for name, pair in _named(pairs)]
+    for side in _sides(pairs):
         lines.append(f"  {side.role.value}: {side.source}, backend {side.facts.backend.value}")
         if side.assumed:
             lines.append(f"    assumed: {'; '.join(side.assumed)}")
@@ -52,10 +53,25 @@ def outside_text(outside: Outside) -> str:
     return "\n".join(lines)
 
 
-def outside_dict(outside: Outside) -> dict[str, Any]:
-    """As `as_dict`, and per role where its facts are from, what they are, and what was not checked."""
-    sides = {side.role.value: side.to_dict() for side in outside.sides}
-    return as_dict([("", outside.result)]) | sides
+def outside_dict(pairs: Sequence[Outside]) -> dict[str, Any]:
+    """As `as_dict`, and per role where its facts are from, what they are, and what was not checked. With several
+    decode groups `decode` is a list of them."""
+    if len(pairs) == 1:
+        return as_dict([("", pairs[0].result)]) | {side.role.value: side.to_dict() for side in pairs[0].sides}
+    prefill, *decodes = _sides(pairs)
+    found = as_dict([(name, pair.result) for name, pair in _named(pairs)])
+    return found | {"prefill": prefill.to_dict(), "decode": [side.to_dict() for side in decodes]}
+
+
+def _named(pairs: Sequence[Outside]) -> list[tuple[str, Outside]]:
+    if len(pairs) == 1:
+        return [("pair", pairs[0])]
+    return [(f"pair with decode {number}", pair) for number, pair in enumerate(pairs, 1)]
+
+
+def _sides(pairs: Sequence[Outside]) -> list[Side]:
+    """Prefill once, and every decode."""
+    return [pairs[0].sides[0], *(pair.sides[1] for pair in pairs)]
 
 
 def exit_code(results: list[Preflight]) -> int:

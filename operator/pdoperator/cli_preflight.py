@@ -13,7 +13,7 @@ from pdoperator.cli_files import read_text
 from pdoperator.cli_manifests import check_manifest, name_of, read_manifests
 from pdoperator.cli_output import UNREADABLE, Unreadable, as_dict, as_text, exit_code, outside_dict, outside_text
 from pdoperator.cli_servers import ServerOptions, check_servers
-from pdoperator.domain.preflight_outside import Outside
+from pdoperator.domain.preflight_outside import Outside, Stated
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.sglang_cli import READ_FROM
 
@@ -21,7 +21,7 @@ _DESCRIPTION = f"""\
 Says whether prefill and decode fit, before a request finds out. Ask about one of:
   -f FILE                               PDClusters in a manifest
   --prefill-args TEXT --decode-args TEXT  two SGLang command lines, read as SGLang {READ_FROM} reads them
-  --server URL --server URL             two running servers, asked for what they really use
+  --server URL --server URL             running servers, asked for what they really use
 Exit codes: 0 fits (warnings and unknowns are printed), 1 does not fit, 2 can't be read."""
 
 _EXAMPLES = """\
@@ -38,6 +38,17 @@ def _gpu(text: str) -> Accelerator:
     if found is None:
         raise argparse.ArgumentTypeError(f"{text} is none of {', '.join(a.value for a in Accelerator)}")
     return found
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("a whole number from 0 on")
+    return value
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in text.split(",") if name.strip())
 
 
 def _seconds(text: str) -> float:
@@ -58,15 +69,32 @@ def add_preflight(commands: Any) -> argparse.ArgumentParser:
     )
     check.add_argument("-f", "--filename", help="file with PDClusters, or - for standard input")
     check.add_argument("--prefill-args", metavar="TEXT", help="prefill's command line, or @FILE with it")
-    check.add_argument("--decode-args", metavar="TEXT", help="decode's command line, or @FILE with it")
     check.add_argument(
-        "--server", action="append", metavar="URL", help="a running server; twice, in any order (PDCLUSTER_API_KEY)"
+        "--decode-args",
+        action="append",
+        metavar="TEXT",
+        help="decode's command line, or @FILE with it; once for each decode group that prefill serves",
+    )
+    check.add_argument(
+        "--server",
+        action="append",
+        metavar="URL",
+        help="a running server; twice or more often, in any order: one prefill and its decodes (PDCLUSTER_API_KEY)",
     )
     check.add_argument("--model-config", metavar="FILE", help="the model's config.json, for rules about its KV")
     check.add_argument("--engine-version", metavar="V", help="SGLang's version, where command lines are checked")
     check.add_argument("--gpu", type=_gpu, help="of both sides: " + ", ".join(a.value for a in Accelerator))
     check.add_argument("--prefill-gpu", type=_gpu, help="of prefill, instead of --gpu")
     check.add_argument("--decode-gpu", type=_gpu, help="of decode, instead of --gpu")
+    check.add_argument(
+        "--max-top-logprobs",
+        type=_count,
+        metavar="N",
+        help="most top_logprobs that a request can ask for, where something in front of the engines refuses more",
+    )
+    check.add_argument(
+        "--nixl-plugins", type=_names, metavar="A,B", help="plugins that NIXL finds in the engines' images"
+    )
     check.add_argument("--same-host", action="store_true", help="both command lines run on one host")
     check.add_argument("--timeout", type=_seconds, default=10.0, metavar="S", help="for each question to a server")
     check.add_argument("-o", "--output", choices=("text", "json"), default="text")
@@ -81,7 +109,7 @@ def run_preflight(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
         parser.error("one of -f, --prefill-args with --decode-args, or --server twice is needed")
     if commands and (args.prefill_args is None or args.decode_args is None):
         parser.error("--prefill-args and --decode-args are both needed")
-    if args.server and len(args.server) != 2:
+    if args.server and len(args.server) < 2:
         parser.error("--server is needed twice: one prefill and one decode server")
     try:
         if args.filename is not None:
@@ -91,7 +119,7 @@ def run_preflight(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
         print(f"pdcluster preflight: {error}", file=sys.stderr)
         return UNREADABLE
     print(json.dumps(outside_dict(outside), indent=2) if args.output == "json" else outside_text(outside))
-    return exit_code([outside.result])
+    return exit_code([pair.result for pair in outside])
 
 
 def _manifests(args: argparse.Namespace) -> int:
@@ -107,17 +135,22 @@ def _manifests(args: argparse.Namespace) -> int:
     return exit_code([result for _, result in results])
 
 
-def _commands(args: argparse.Namespace) -> Outside:
+def _commands(args: argparse.Namespace) -> list[Outside]:
     options = CommandOptions(args.model_config, args.engine_version, args.same_host)
     return check_commands(
         args.prefill_args,
         args.decode_args,
         options,
+        _stated(args),
         prefill_gpu=args.prefill_gpu or args.gpu,
         decode_gpu=args.decode_gpu or args.gpu,
     )
 
 
-def _servers(args: argparse.Namespace) -> Outside:
+def _servers(args: argparse.Namespace) -> list[Outside]:
     options = ServerOptions(args.timeout, os.environ.get("PDCLUSTER_API_KEY", ""), args.model_config)
-    return check_servers((args.server[0], args.server[1]), options)
+    return check_servers(args.server, options, _stated(args))
+
+
+def _stated(args: argparse.Namespace) -> Stated:
+    return Stated(args.max_top_logprobs, args.nixl_plugins)

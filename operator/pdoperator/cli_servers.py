@@ -5,15 +5,17 @@ Their roles come from their own answers. Of prefill the bootstrap server is aske
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 from urllib.parse import urlsplit
 
 from pdoperator.cli_files import model_geometry
 from pdoperator.cli_http import Answer, BadURL, get_json, server_url
 from pdoperator.cli_output import Unreadable
 from pdoperator.domain.preflight import Finding
-from pdoperator.domain.preflight_outside import Outside, Side, check_pair
+from pdoperator.domain.preflight_outside import Outside, Side, Stated, check_group
 from pdtransfer.contract.base import EngineType, Role
 from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.sglang_cli import (
@@ -104,29 +106,36 @@ def _route(address: str, facts: RoleFacts, options: ServerOptions) -> tuple[bool
     )
 
 
-def check_servers(urls: tuple[str, str], options: ServerOptions) -> Outside:
-    """Whether the two fit. Raises Unreadable for what can not be read, and for two of one role."""
+def check_servers(urls: Sequence[str], options: ServerOptions, stated: Stated) -> list[Outside]:
+    """Whether the prefill server fits each of the decode servers. Raises Unreadable for what can not be read, and
+    where there are not one prefill and one or more decode servers."""
     read = [read_server(url, options) for url in urls]
-    by_role = {facts.facts.role: (address, facts) for address, facts in read}
-    if len(by_role) < 2:
-        role = read[0][1].facts.role
-        raise Unreadable(f"{read[0][0]} and {read[1][0]} are both {role.value} servers: one of each role is needed")
-    same_host = len({urlsplit(address).hostname for address, _ in read}) == 1
-    sides = {}
-    for role in Role:
-        address, found = by_role[role]
-        facts = found.facts
-        findings = [Finding("NotRead", "Unknown", f"{role.value}: {p}") for p in found.problems]
-        if role is Role.PREFILL:
-            registered, told = _route(address, facts, options)
-            facts = facts.model_copy(update={"route_registered": registered})
-            findings += told
-        if same_host:
-            # On one host a loopback address is reached.
-            facts = facts.model_copy(update={"host": None})
-        side = Side(facts, address, tuple(findings), assumed=())
-        sides[role] = dataclasses.replace(side, assumed=_assumed(facts))
-    return check_pair(sides[Role.PREFILL], sides[Role.DECODE])
+    prefills = [r for r in read if r[1].facts.role is Role.PREFILL]
+    decodes = [r for r in read if r[1].facts.role is Role.DECODE]
+    if len(prefills) != 1 or not decodes:
+        told = ", ".join(f"{address} is a {found.facts.role.value} server" for address, found in read)
+        raise Unreadable(f"one prefill server and one or more decode servers are needed: {told}")
+    address, found = prefills[0]
+    registered, findings = _route(address, found.facts, options)
+    alone = {urlsplit(a).hostname for a, _ in decodes} == {urlsplit(address).hostname}
+    prefill = _side(address, found, alone, findings, {"route_registered": registered})
+    hosts = urlsplit(address).hostname
+    return check_group(prefill, [_side(a, d, urlsplit(a).hostname == hosts) for a, d in decodes], stated)
+
+
+def _side(
+    address: str,
+    found: ReadFacts,
+    same_host: bool,
+    findings: tuple[Finding, ...] = (),
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> Side:
+    facts = found.facts.model_copy(update=dict(more))
+    told = [Finding("NotRead", "Unknown", f"{facts.role.value}: {p}") for p in found.problems]
+    if same_host:
+        # On one host a loopback address is reached.
+        facts = facts.model_copy(update={"host": None})
+    return Side(facts, address, (*told, *findings), assumed=_assumed(facts))
 
 
 def _assumed(facts: RoleFacts) -> tuple[str, ...]:

@@ -170,6 +170,7 @@ def facts() -> Callable[..., RoleFacts]:
             "chunked_prefill_size": 8192,
             "host": "0.0.0.0",
             "accelerator": Accelerator.NVIDIA,
+            "max_top_logprobs": 20,
         }
         return RoleFacts(**(base | changes)).with_launch_defaults()
 
@@ -186,10 +187,10 @@ def pair(facts: Callable[..., RoleFacts]) -> Callable[..., tuple[RoleFacts, Role
         decode: dict[str, Any] | None = None,
         **both: Any,
     ) -> tuple[RoleFacts, RoleFacts]:
-        return (
-            facts(Role.PREFILL, model, **(both | (prefill or {}))),
-            facts(Role.DECODE, model, **(both | (decode or {}))),
-        )
+        d = facts(Role.DECODE, model, **(both | (decode or {})))
+        # Prefill serves these decodes alone, unless the test says otherwise.
+        served = {"decode_tp_sizes": {d.attention_tp} if d.attention_tp else None}
+        return facts(Role.PREFILL, model, **(served | both | (prefill or {}))), d
 
     return make
 

@@ -264,8 +264,7 @@ def test_rule_per_backend(pair: Pair, rule: str, model: str | None, settings: di
 def test_equal_sides_fit(pair: Pair, model: str, backend: Backend) -> None:
     report = check(*pair(model, tensor_parallel=2, backend=backend))
     assert [f.rule for f in report.findings if f.status is not Status.PASS] == []
-    # Mooncake has no NIXL plugins.
-    assert report.deferred == (("F7", "F8", "H7") if backend is Backend.MOONCAKE else ("F7", "F8", "H4", "H7"))
+    assert report.deferred == ("F7", "F8", "H7")
 
 
 def test_every_rule_has_a_row_that_breaks_it_or_is_always_fine() -> None:

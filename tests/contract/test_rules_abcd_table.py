@@ -183,6 +183,12 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("A21", "gqa8", sides({TP: 2, "decode_tp_sizes": {8, 16}}, {TP: 8}), "PPP"),
     ("A21", "mla", sides({TP: 2, "decode_tp_sizes": {1, 4}}, {TP: 4}), "PPP"),
     ("A21", None, sides({TP: 2, "decode_tp_sizes": {1, 4}}, {TP: 4}), "PUP"),
+    # Nobody told which others there are: at equal TP their own pairs would show it, and latent rows have no slices.
+    ("A21", "gqa8", sides({TP: 2, "decode_tp_sizes": None}, {TP: 4}), "PUP"),
+    ("A21", "gqa8", sides({TP: 4, "decode_tp_sizes": None}, {TP: 2}), "PUP"),
+    ("A21", "gqa8", sides({TP: 4, "decode_tp_sizes": None}, {TP: 4}), "PPP"),
+    ("A21", "mla", sides({TP: 2, "decode_tp_sizes": None}, {TP: 4}), "PPP"),
+    ("A21", None, sides({TP: 2, "decode_tp_sizes": {4}}, {TP: 4}), "PPP"),
     ("B5", "dsa", sides({"accelerator": SM90}, {"accelerator": SM100}, kv_dtype="auto"), "FFF"),
     ("B5", "dsa", {"accelerator": SM100, "kv_dtype": "auto"}, "PPP"),
     ("B5", "dsa", sides({"accelerator": SM90}, {"accelerator": SM100}, kv_dtype="bfloat16"), "PPP"),

@@ -10,7 +10,7 @@ import pytest
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import Backend, MemoryKind
 from pdtransfer.contract.compat import RULES, Status, check
-from pdtransfer.contract.facts import HostKVMode, RoleFacts
+from pdtransfer.contract.facts import NO_LIMIT, HostKVMode, RoleFacts
 from pdtransfer.contract.geometry import ModelGeometry
 
 Pair = Callable[..., tuple[RoleFacts, RoleFacts]]
@@ -172,7 +172,11 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("H4", "gqa8", {"nixl_plugins": {"UCX", "POSIX"}}, "PPP"),
     ("H4", "gqa8", {"nixl_plugins": {"UCX"}, "nixl_backend": "LIBFABRIC"}, "FFP"),
     ("H4", "gqa8", {"nixl_plugins": set()}, "FFP"),
-    ("H4", "gqa8", {}, "--P"),
+    # Every wheel of NIXL has UCX; what else an image has, somebody has to look up.
+    ("H4", "gqa8", {}, "PPP"),
+    ("H4", "gqa8", {"nixl_backend": "LIBFABRIC"}, "UUP"),
+    ("H4", "gqa8", {"nixl_backend": "LIBFABRIC", **prefill(nixl_plugins={"UCX"})}, "FFP"),
+    ("H4", "gqa8", {"nixl_backend": "LIBFABRIC", **decode(nixl_plugins={"LIBFABRIC"})}, "UUP"),
     ("H6", "gqa8", {"rust_server": True, "port": 30000, "bootstrap_port": 9000}, "PFF"),
     ("H6", "gqa8", sides({"rust_server": True, "port": 30000}, {"bootstrap_port": 30000}), "WPP"),
     ("H6", "gqa8", sides({"rust_server": True, "port": 30000}, {}), "PWW"),
@@ -212,7 +216,8 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("H12", "gqa8", {"max_top_logprobs": 20}, "PPP"),
     ("H12", "gqa8", {"max_top_logprobs": 128}, "PPP"),
     ("H12", "gqa8", {"max_top_logprobs": 129}, "WWW"),
-    ("H12", "gqa8", {}, "PPP"),
+    ("H12", "gqa8", {"max_top_logprobs": NO_LIMIT}, "WWW"),
+    ("H12", "gqa8", {"max_top_logprobs": None}, "UUU"),
     ("H13", "gqa8", {"mooncake_tcp": True, "ib_device": "mlx5_0"}, "WWW"),
     ("H13", "gqa8", {"mooncake_tcp": True}, "PPP"),
     ("H14", "gqa8", {"nixl_params": "{num_threads: 4}"}, "PFP"),
@@ -300,9 +305,16 @@ def test_messages_say_how_much_memory_is_needed(pair: Pair) -> None:
     assert ring and "8192 tokens is 288 MiB" in ring.message and "100 MiB" in ring.message
 
 
-def test_an_unlimited_number_of_logprobs_is_told_without_a_warning(pair: Pair) -> None:
-    finding = check(*pair()).finding("H12")
-    assert finding and finding.status is Status.PASS and "more than 128" in finding.message
+def test_what_nobody_told_is_named_with_what_to_do(pair: Pair) -> None:
+    untold = check(*pair(max_top_logprobs=None, nixl_backend="LIBFABRIC"), Backend.NIXL)
+    for rule, fact, todo in (
+        ("H12", "max_top_logprobs", "in front of the engines"),
+        ("H4", "nixl_plugins", "get_plugin_list()"),
+    ):
+        finding = untold.finding(rule)
+        assert finding and finding.needs == f"prefill.{fact}" and todo in finding.action
+    unlimited = check(*pair(max_top_logprobs=NO_LIMIT)).finding("H12")
+    assert unlimited and unlimited.message.startswith("nothing limits top_logprobs. One that asks for more than 128")
 
 
 def test_hisparse_knows_the_families_by_architecture_and_by_type(pair: Pair) -> None:

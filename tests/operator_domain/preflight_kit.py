@@ -26,7 +26,7 @@ PREFILL = (
     "--disaggregation-transfer-backend nixl --page-size 16 --kv-cache-dtype bfloat16"
 )
 DECODE = PREFILL.replace("prefill", "decode")
-KNOWN = ["--engine-version", "0.5.23", "--gpu", "sm90"]
+KNOWN = ["--engine-version", "0.5.23", "--gpu", "sm90", "--max-top-logprobs", "20"]
 
 
 Run = Callable[..., tuple[int, Any]]

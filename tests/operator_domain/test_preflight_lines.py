@@ -172,7 +172,6 @@ def test_a_model_config_that_can_not_be_read_exits_2(run: Run, tmp_path: Path, c
         ["--prefill-args", "x"],
         ["--server", "h:1"],
         ["-f", "x", "--server", "h:1"],
-        ["--server", "a", "--server", "b", "--server", "c"],
     ],
 )
 def test_half_a_question_is_a_usage_error(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,6 +103,14 @@ class RouterSpec(ApiModel):
     image: Text | None = Field(
         default=None, description="Image of the router. Defaults to the one the operator was installed with."
     )
+    max_top_logprobs: StrictInt | None = Field(
+        default=None,
+        ge=0,
+        le=1_000_000,
+        description="Most top_logprobs that a request can ask for, where something in front of the router refuses "
+        "more. Stated, not enforced: one request with more than 128 ends SGLang's prefill server, and SMG lets any "
+        "number through on /v1/completions and /generate. Unset: the fit check warns of it.",
+    )
     template: PodTemplate = Field(default=PodTemplate(), description="Overrides of the router's pods.")
 
 

@@ -23,6 +23,7 @@ from pdoperator.domain.cardfit import CardFit
 from pdoperator.domain.condition import Aspect, roll_up
 from pdoperator.domain.events import events
 from pdoperator.domain.gates import decide_gates
+from pdoperator.domain.images import plugins_seen
 from pdoperator.domain.judge import all_aspects, compatible, progressing
 from pdoperator.domain.lifecycle import Plan, delete_leaving, plan_pods
 from pdoperator.domain.links import blame, links_of
@@ -117,7 +118,7 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
     managed = spec.transfer.backend is Backend.PDCLUSTER if spec else True
     revisions = role_revisions(spec) if spec else {}
     wanted = _wanted(observed, spec)
-    checked = preflight(spec) if spec else None
+    checked = preflight(spec, plugins=plugins_seen(observed)) if spec else None
     may_launch = checked is not None and checked.verdict != "Fail"
     by_revision = spec is not None and spec.rollout.isolation.value == "Revision"
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from pdoperator.api import names
 from pdoperator.api.quantities import parse_quantity
-from pdoperator.api.spec import PDClusterSpec, RoleSpec
+from pdoperator.api.spec import PDClusterSpec, RoleSpec, RouterType
 from pdoperator.domain.container_env import replaceable_env, sglang_env
 from pdoperator.domain.engine_command import engine_command
 from pdoperator.domain.revision import role_spec
 from pdtransfer.contract.accelerator import Accelerator, from_capability
 from pdtransfer.contract.base import Backend, EngineType, MemoryKind, Role
-from pdtransfer.contract.facts import HostKVMode, RoleFacts
+from pdtransfer.contract.facts import NO_LIMIT, HostKVMode, RoleFacts
 from pdtransfer.contract.geometry import ModelGeometry
 from pdtransfer.contract.sglang_cli import (
     Flags,
@@ -100,7 +100,17 @@ def role_facts(spec: PDClusterSpec, role: Role, geometry: ModelGeometry | None =
         engine_version=engine_version(spec),
         accelerator=accelerator(side),
     )
-    return read.facts.model_copy(update={"host_memory": memory_limit(side)} | _nixl(spec, read.facts))
+    told = {"host_memory": memory_limit(side), "max_top_logprobs": _top_logprobs(spec)} | _nixl(spec, read.facts)
+    return read.facts.model_copy(update=told)
+
+
+def _top_logprobs(spec: PDClusterSpec) -> int | None:
+    """What requests can ask for. SGLang refuses no number, and neither does its router on all of its paths; what
+    another router does, who brings it knows."""
+    router = spec.router
+    if router.max_top_logprobs is not None:
+        return router.max_top_logprobs
+    return NO_LIMIT if router.type is RouterType.SMG and router.replicas else None
 
 
 def _nixl(spec: PDClusterSpec, facts: RoleFacts) -> dict[str, Any]:
@@ -152,5 +162,10 @@ def _registered(role: Role, host_kv: HostKVMode) -> frozenset[MemoryKind] | None
 
 
 def spec_facts(spec: PDClusterSpec, geometry: ModelGeometry | None = None) -> tuple[RoleFacts, RoleFacts]:
-    """(prefill, decode) facts of a spec."""
-    return role_facts(spec, Role.PREFILL, geometry), role_facts(spec, Role.DECODE, geometry)
+    """(prefill, decode) facts of a spec. Where the operator's router pairs pods by their common revision, as it does
+    those of SGLang's own backends, prefill serves the decode pods of this spec and no others."""
+    prefill, decode = role_facts(spec, Role.PREFILL, geometry), role_facts(spec, Role.DECODE, geometry)
+    ours = spec.router.type is RouterType.SMG and spec.router.replicas > 0
+    if ours and spec.transfer.backend is not Backend.PDCLUSTER and decode.attention_tp is not None:
+        prefill = prefill.model_copy(update={"decode_tp_sizes": frozenset({decode.attention_tp})})
+    return prefill, decode

@@ -35,14 +35,18 @@ class Preflight:
         return "Unknown" if self.of("Unknown") else "Pass"
 
 
-def preflight(spec: PDClusterSpec, geometry: ModelGeometry | None = None) -> Preflight:
-    """Everything that can be said before a pod exists."""
+def preflight(
+    spec: PDClusterSpec, geometry: ModelGeometry | None = None, plugins: frozenset[str] | None = None
+) -> Preflight:
+    """Everything that can be said before a pod exists. `plugins` are those that NIXL finds in the engine's image, where
+    somebody has looked."""
     found = spec_findings(spec)
     try:
         prefill, decode = spec_facts(spec, geometry)
     except ValueError as e:
         found.append(fail("Facts", f"the spec's values do not make a model: {e}", "Correct spec.model.geometry."))
         return Preflight(tuple(found))
+    prefill, decode = (f.model_copy(update={"nixl_plugins": plugins}) for f in (prefill, decode))
     report = compat.check(prefill, decode, spec.transfer.backend)
     for f in from_report(report.findings):
         if f.rule == SAME_ENGINE and f.status == "Unknown":

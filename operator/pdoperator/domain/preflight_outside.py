@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pdoperator.domain.preflight import Finding, Preflight
 from pdtransfer.contract import compat
 from pdtransfer.contract.base import Role
-from pdtransfer.contract.compat.checker import CARD_FACTS
+from pdtransfer.contract.compat.checker import CARD_FACTS, STATED_FACTS
 from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.sglang_cli import BY_DEST, READ_FROM, Flags, is_read
 
@@ -17,7 +17,15 @@ _HOW_TO_KNOW: Mapping[str, str] = {
     "geometry": "pass --model-config with the model's config.json",
     "engine_version": "pass --engine-version",
     "accelerator": "pass --gpu, or --prefill-gpu and --decode-gpu",
+    "decode_tp_sizes": "pass every decode group that this prefill serves",
+    "nixl_plugins": "pass --nixl-plugins; {}",
+    "max_top_logprobs": "pass --max-top-logprobs; {}",
 }
+
+
+def _how(fact: str) -> str:
+    """What makes this fact known; '' where nothing does."""
+    return _HOW_TO_KNOW.get(fact, "").format(STATED_FACTS.get(fact, ""))
 
 
 @dataclass(frozen=True)
@@ -108,10 +116,40 @@ def unread(flags: Flags) -> tuple[str, ...]:
     return tuple(sorted(BY_DEST[d].name for d in flags.values if not is_read(d) and d not in skip))
 
 
+@dataclass(frozen=True)
+class Stated:
+    """What neither a command line nor a server tells, as the user states it. None: not stated."""
+
+    max_top_logprobs: int | None = None
+    nixl_plugins: frozenset[str] | None = None
+    """Those that NIXL finds in both images."""
+
+
+def check_group(prefill: Side, decodes: Sequence[Side], stated: Stated) -> list[Outside]:
+    """Prefill with each of the decode groups that it serves; one that is not among them is assumed not to be there."""
+    sizes = frozenset(d.facts.attention_tp for d in decodes if d.facts.attention_tp is not None)
+    told: dict[str, Any] = {"max_top_logprobs": stated.max_top_logprobs}
+    if stated.nixl_plugins is not None:
+        told["nixl_plugins"] = stated.nixl_plugins
+    alone = ("it serves no other decode group than " + ("this one" if len(decodes) == 1 else "these"),)
+    prefill = replace(
+        prefill,
+        facts=prefill.facts.model_copy(update=told | {"decode_tp_sizes": sizes or None}),
+        assumed=(*prefill.assumed, *alone),
+    )
+    return [check_pair(prefill, replace(d, facts=d.facts.model_copy(update=told))) for d in decodes]
+
+
 def check_pair(prefill: Side, decode: Side) -> Outside:
     """Everything that can be said about the two."""
     findings = [*prefill.findings, *decode.findings]
     report = compat.check(prefill.facts, decode.facts)
+    for rule in compat.RULES:
+        fact = next((n for n in rule.needs if n in STATED_FACTS), None)
+        if rule.id in report.deferred and fact is not None:
+            # There is no other time: these are servers of somebody who has no spec.
+            message = f"{rule.title}: {fact.replace('_', ' ')} is not known."
+            findings.append(Finding(rule.id, "Unknown", message, _how(fact)))
     for f in report.findings:
         fact = f.needs.rpartition(".")[2]
         if fact in CARD_FACTS:
@@ -119,6 +157,6 @@ def check_pair(prefill: Side, decode: Side) -> Outside:
         action = f.action
         if f.needs:
             where = "its answer" if prefill.facts.observed else "a command line"
-            action = _HOW_TO_KNOW.get(fact, f"{where} does not tell it: compare it on both sides")
+            action = _how(fact) or f"{where} does not tell it: compare it on both sides"
         findings.append(Finding(f.rule, f.status.value, f.message or f.title, action))
     return Outside(Preflight(tuple(findings)), (prefill, decode))

@@ -14,6 +14,9 @@ from pdtransfer.contract.base import Backend, ContractModel, EngineType, MemoryK
 from pdtransfer.contract.geometry import ModelGeometry
 from pdtransfer.contract.launch_defaults import LAUNCH_DEFAULTS
 
+NO_LIMIT = 1 << 31
+"""A limit that is not there."""
+
 
 class HostKVMode(StrEnum):
     """Decode KV that is received into host memory."""
@@ -141,7 +144,8 @@ class RoleFacts(ContractModel):
     nixl_params: str | None = None
     """SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS as it is written; '' where it is not set."""
     nixl_plugins: frozenset[str] | None = None
-    """From running ranks: the plugins that NIXL finds in the engine's image."""
+    """The plugins that NIXL finds in the engine's image: told by ranks that run it (on their cards), or by who looked
+    into it. No flag, variable or server's answer tells it."""
     load_balance_method: str | None = None
     force_query_prefill_dp_rank: bool | None = None
     """SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK."""
@@ -155,8 +159,9 @@ class RoleFacts(ContractModel):
     port: int | None = None
     route_registered: bool | None = None
     """From a running prefill: its bootstrap server answers /route for all of its ranks."""
-    max_top_logprobs: int | None = None
-    """Most top_logprobs that a request which reaches the engine may ask for."""
+    max_top_logprobs: int | None = Field(default=None, ge=0)
+    """Most top_logprobs that a request which reaches the engine may ask for, NO_LIMIT where it is known that nothing
+    limits it. SGLang has no setting for it: it is what stands in front of the engine that limits it."""
     resolved: bool = False
     """Read from a running server's own settings, after it changed what it changes: contract.effective adds nothing."""
 
@@ -174,7 +179,7 @@ class RoleFacts(ContractModel):
     """--moe-a2a-backend, `none` without one."""
     decode_tp_sizes: frozenset[int] | None = None
     """Of prefill: attention TP of every decode group that it serves (the one of this check and others, such
-    as an older revision that still runs). None: only the one of this check."""
+    as an older revision that still runs)."""
     hnd_kv_cache: bool | None = None
     """SGLANG_USE_HND_KVCACHE: pages are laid out head by head."""
     dsv4_attention_backend: str | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pdtransfer.contract.base import Backend, EngineType
 from pdtransfer.contract.compat import (
     caches,
@@ -67,8 +69,15 @@ _STARTED = "both engines started"
 CARD_FACTS = frozenset({"memory_kinds", "segments", "regions_without_memory_kind", "max_total_tokens", "layers"})
 """Facts that only a started rank can tell."""
 
-RUNNING_FACTS = frozenset({"nixl_plugins", "route_registered", "host_memory", "max_top_logprobs"})
+RUNNING_FACTS = frozenset({"route_registered", "host_memory"})
 """Facts that somebody has to look for elsewhere than in specs and cards; nobody is asked for them."""
+
+STATED_FACTS: Mapping[str, str] = {
+    "decode_tp_sizes": "name every decode group that this prefill serves; those of other attention TP do not fit",
+    "nixl_plugins": "ask NIXL in the engine's image: nixl_agent('x', nixl_agent_config(backends=[])).get_plugin_list()",
+    "max_top_logprobs": "state what limits it in front of the engines; SGLang takes any number",
+}
+"""Facts that nothing tells of itself: somebody has to state them. How, for each."""
 
 FLAG_FACTS = frozenset(
     {
@@ -93,6 +102,8 @@ FLAG_FACTS = frozenset(
         "expert_parallel",
         "moe_a2a_backend",
         "decode_tp_sizes",
+        "max_top_logprobs",
+        "nixl_plugins",
         "hnd_kv_cache",
         "dsv4_attention_backend",
         "dsv4_kv_layout",
@@ -191,7 +202,7 @@ def _unknown(rule: Rule, missing: NeedsFact) -> Finding | None:
     facts, name = missing.facts, missing.name
     if name in RUNNING_FACTS or name in (FLAG_FACTS if facts.observed else CARD_FACTS):
         return None
-    when = (
+    when = STATED_FACTS.get(name) or (
         "state it in the spec, or it is known once the engine has started and shows its card"
         if name not in FLAG_FACTS
         else "state it in the spec; cards do not tell it"

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 from pdtransfer.contract.base import Backend
 from pdtransfer.contract.compat.rule import SGLANG_ONLY, Family, Hit, Outcome, columns, every, known
 from pdtransfer.contract.effective.transport import DEFAULT_BOOTSTRAP_PORT
-from pdtransfer.contract.facts import RoleFacts
+from pdtransfer.contract.facts import NO_LIMIT, RoleFacts
 
 H = Family()
 TOP_LOGPROBS = 128
@@ -211,16 +211,13 @@ def h11(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     engines=SGLANG_ONLY,
 )
 def h12(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    limit = p.max_top_logprobs
-    if limit is None:
-        return Hit(
-            f"nobody said what limits top_logprobs: one request with more than {TOP_LOGPROBS} ends prefill's scheduler",
-            change=f"Refuse more than {TOP_LOGPROBS} in front of the engines.",
-            outcome=Outcome.FINE,
-        )
+    """SGLang takes any number (`top_logprobs` of chat, `logprobs` of completions, `top_logprobs_num` of /generate), so
+    only what stands in front of the engine can tell this fact. SGLang's router refuses more than 20 in chat requests
+    and lets any number through in the other two."""
+    limit = known(p.max_top_logprobs, p, "max_top_logprobs")
     if limit <= TOP_LOGPROBS:
         return None
     return Hit(
-        f"requests may ask for {limit} top_logprobs",
+        "nothing limits top_logprobs" if limit >= NO_LIMIT else f"requests may ask for {limit} top_logprobs",
         consequence=f"One that asks for more than {TOP_LOGPROBS} ends prefill's scheduler, and with it the server.",
     )

@@ -12,6 +12,8 @@ from pdtransfer.contract.nixl_params import parse_nixl_params
 
 H = Family()
 _PARAMS = "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"
+IN_EVERY_WHEEL = "UCX"
+"""The plugin that no wheel of NIXL comes without."""
 _OF_THE_HOST = frozenset({"device_list", "num_threads"})
 """Parameters that may differ between hosts and roles."""
 
@@ -109,13 +111,19 @@ def _unused(role: str, given: str, why: str) -> Hit:
     engines=SGLANG_ONLY,
 )
 def h4(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    """Before an engine runs, only who looked into its image can tell what NIXL has there; NIXL's own wheels have UCX.
+    That a backend takes longer than 60 s to make, which SGLang refuses too, nothing tells before it is tried."""
     for facts in (p, d):
-        there = known(facts.nixl_plugins, facts, "nixl_plugins")
         wanted = known(facts.nixl_backend, facts, "nixl_backend")
+        if facts.nixl_plugins is None and wanted == IN_EVERY_WHEEL:
+            continue
+        there = known(facts.nixl_plugins, facts, "nixl_plugins")
         if wanted not in there:
             return Hit(
                 f"{facts.role.value}'s NIXL plugin is {wanted}, and its image has {', '.join(sorted(there)) or 'none'}"
             )
+    if p.nixl_plugins is None or d.nixl_plugins is None:
+        return Hit(f"NIXL's own wheels have {IN_EVERY_WHEEL}; nobody has looked into this image", outcome=Outcome.FINE)
     return None
 
 

@@ -179,10 +179,13 @@ def slice_heads(prefill_tp: int, decode_tp: int, kv_heads: int) -> int:
     change="give all decode groups of one prefill group one attention TP, or use transfer.backend PDCluster",
 )
 def a21(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    served = (p.decode_tp_sizes or frozenset()) | {attention_tp(d)}
-    if len(served) == 1 or (geometry := geometry_of(p, d)).latent:
+    """Who knows one pair only does not know this: other decode groups on the same prefill are another pair's."""
+    ptp, dtp = attention_tp(p), attention_tp(d)
+    if p.decode_tp_sizes is None and dtp == ptp:
+        return None  # Another group that makes trouble makes it in its own pair too.
+    if p.decode_tp_sizes == frozenset({dtp}) or (geometry := geometry_of(p, d)).latent:
         return None
-    ptp = attention_tp(p)
+    served = known(p.decode_tp_sizes, p, "decode_tp_sizes") | {dtp}
     # Equal TP goes another way; what the first unequal peer needs is kept for all later ones.
     widths = {tp: slice_heads(ptp, tp, geometry.kv_heads) for tp in sorted(served) if tp != ptp}
     if len(set(widths.values())) < 2:
