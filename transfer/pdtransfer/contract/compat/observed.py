@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from pdtransfer.contract.card import RankCard
@@ -47,9 +48,9 @@ def facts_from_cards(
         "regions_without_memory_kind": sum(r.memory is None for r in regions),
         "speculative_algorithm": card.engine.speculative_algorithm or card.model.kv_store_speculation,
         "nixl_backend": card.engine.nixl_plugin or None,
-        "max_total_tokens": card.engine.max_total_tokens,
         "nixl_params": json.dumps(dict(card.engine.nixl_params)) if card.engine.nixl_params else "",
         "nixl_plugins": frozenset(card.engine.nixl_plugins) or (spec.nixl_plugins if spec else None),
+        "max_total_tokens": card.engine.max_total_tokens,
         "layers": tuple(sorted({r.layer for r in regions if not r.draft})) if len(stages) == at.pp_size else None,
         "observed": True,
     }
