@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pdoperator.cli_files import model_geometry, read_text, read_yaml_config
 from pdoperator.cli_output import Unreadable
@@ -60,15 +61,14 @@ def read_side(role: Role, text: str, accelerator: Accelerator | None, options: C
         raise Unreadable(f"{role.value}'s command line can not be read: {error}") from error
     unknown = _unknown(role, command, flags)
     findings = [*flag_findings(role, flags, options.engine_version)]
+    findings += [Finding("Shell", "Warn", f"{role.value}: {note}.", "Correct it.") for note in command.notes]
     if not flags.given("model_path"):
         findings.append(
             Finding("EngineFlag", "Fail", f"{role.value}: --model-path is missing. SGLang refuses to start.")
         )
     read = command_facts(
         role,
-        Flags(
-            {k: v for k, v in flags.values.items() if k not in unknown}, flags.problems, flags.unknown, flags.foreign
-        ),
+        flags,
         {k: v for k, v in command.environment.items() if k not in unknown},
         unknown=unknown,
         geometry=_geometry(flags, options),
@@ -87,14 +87,19 @@ def read_side(role: Role, text: str, accelerator: Accelerator | None, options: C
         for name in unknown
     ]
     facts = read.facts.model_copy(update={"host": None}) if options.same_host else read.facts
-    assumed = ("environment variables that the command line does not set are not set",)
+    assumed = ("environment variables that the command line does not set are not set", *command.assumed)
     return Side(facts, source, tuple(findings), unread(flags), assumed)
 
 
 def _of_role(role: Role, commands: Sequence[Command]) -> tuple[Command, Flags]:
     """The command to check: the only one, or of a script that starts both sides the one of this role. Raises
     CommandUnreadable."""
-    read = [(c, read_flags(with_config(c.arguments, read_yaml_config))) for c in commands]
+    for command in commands:
+        if any(a == "--config" and b in command.shell_only for a, b in pairwise(command.arguments)):
+            raise CommandUnreadable(
+                "only its shell knows which file --config names: put its name into the command line"
+            )
+    read = [(c, read_flags(with_config(c.arguments, read_yaml_config), c.shell_only)) for c in commands]
     if len(read) == 1:
         return read[0]
     fitting = [(c, f) for c, f in read if named_role(f.values) is role]
@@ -112,15 +117,18 @@ def _label(name: str) -> str:
 
 def _unknown(role: Role, command: Command, flags: Flags) -> tuple[str, ...]:
     """Settings and variables whose value only a shell knows. Raises Unreadable where nothing could be said then."""
-    for problem in flags.problems:
-        if command.shell_only and has_variable(problem):
-            raise Unreadable(f"{role.value}'s command line can not be read: only its shell knows what {problem} means")
-    names = [d for d, v in flags.values.items() if isinstance(v, str) and has_variable(v) and is_read(d)]
+    stray = next((w for w in command.shell_only if any(repr(w) in p for p in flags.problems)), None)
+    if stray is not None:
+        raise Unreadable(
+            f"{role.value}'s command line can not be read: only its shell knows what {stray} is, and it may hold more "
+            "flags: write them out"
+        )
+    names = [d for d in flags.hidden if is_read(d)]
     for name in names:
         if not hidden_fact(role, name):
             raise Unreadable(
-                f"{role.value}'s command line can not be read: only its shell knows the value of {_label(name)}, "
-                f"{flags.values[name]}"
+                f"{role.value}'s command line can not be read: only its shell knows the value of {_label(name)}: "
+                "put it into the command line"
             )
     names += [n for n, v in command.environment.items() if has_variable(v) and hidden_fact(role, n)]
     return tuple(names)

@@ -10,6 +10,9 @@ from pdtransfer.contract.sglang_cli import CommandUnreadable, read_command, with
 from pdtransfer.contract.sglang_cli.config_file import ConfigRefused, config_arguments
 
 
+ABC = {"A": "1", "B": "2", "C": "3"}
+
+
 @pytest.mark.parametrize(
     "text, arguments, environment",
     [
@@ -33,9 +36,10 @@ from pdtransfer.contract.sglang_cli.config_file import ConfigRefused, config_arg
             {"A": "1", "B": "2"},
         ),
         (
+            # Not exported: a variable of the script, not of its programs.
             "N=4\npython -m sglang.launch_server --tp $N --dp ${N} --pp $(N)",
             ["--tp", "4", "--dp", "4", "--pp", "4"],
-            {"N": "4"},
+            {},
         ),
         ("cd /app && python -m sglang.launch_server --tp 2 2>&1 | tee log", ["--tp", "2"], {}),
         ("python -m sglang.launch_server --tp 2 > out.log 2> err.log &", ["--tp", "2"], {}),
@@ -45,6 +49,15 @@ from pdtransfer.contract.sglang_cli.config_file import ConfigRefused, config_arg
         ("python3 /opt/launch.py -m sglang.launch_server --tp 2", ["--tp", "2"], {}),
         ("python sglang/launch_server.py --tp 2", ["--tp", "2"], {}),
         ("sleep 5; python -m sglang.launch_server --tp 2; echo done", ["--tp", "2"], {}),
+        ("python -msglang.launch_server --tp 2", ["--tp", "2"], {}),
+        ("python -um sglang.launch_server --tp 2", ["--tp", "2"], {}),
+        ("ssh node1 'A=1 python -m sglang.launch_server --tp 2'", ["--tp", "2"], {"A": "1"}),
+        ('tmux new-session -d "python -m sglang.launch_server --tp 2"', ["--tp", "2"], {}),
+        ("srun -N1 bash -c 'ssh n \"python -m sglang.launch_server --tp 2\"'", ["--tp", "2"], {}),
+        ("cat > run.sh <<EOF\npython -m sglang.launch_server --tp 2\nEOF\n", ["--tp", "2"], {}),
+        ("FROM sglang\nENV A=1 B=2\nENV C 3\nCMD python -m sglang.launch_server --tp 2", ["--tp", "2"], ABC),
+        ("# notes\n--tp 2\n# --page-size 32\n\n--page-size 16", ["--tp", "2", "--page-size", "16"], {}),
+        ("--tp 2 # two ranks, don't change\n", ["--tp", "2"], {}),
     ],
 )
 def test_the_command_is_found(text: str, arguments: list[str], environment: dict[str, str]) -> None:

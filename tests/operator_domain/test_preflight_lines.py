@@ -114,6 +114,52 @@ def test_a_line_without_a_mode_is_told(run: Run) -> None:
     assert code == 1 and "Role" in failing(out)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"({PREFILL} --tp 2) &",
+        f"{PREFILL} --tp 2 # two ranks, don't change",
+        f"{PREFILL} --tp ${{TP:-2}}",
+        f'MORE=(--tp 2)\n{PREFILL} "${{MORE[@]}}" "$@"',
+        f"MORE='--tp 2'\n{PREFILL} $MORE",
+        f"ssh node1 '{PREFILL} --tp 2'",
+        f"```bash\n{PREFILL} --tp 2\n```",
+    ],
+)
+def test_a_line_as_scripts_have_it_is_read(run: Run, config: str, line: str) -> None:
+    lines = ("--prefill-args", line, "--decode-args", f"{DECODE} --tp 2", "--model-config", config, *KNOWN)
+    code, out = run(*lines)
+    assert code == 0 and failing(out) == unknown(out) == set(), out["findings"]
+    assert out["prefill"]["facts"]["tensor_parallel"] == 2
+
+
+def test_values_that_only_the_shell_knows_matter_where_a_rule_reads_them(run: Run, config: str) -> None:
+    line = f"{PREFILL} --node-rank $1 --dist-init-addr $(hostname -i):5000 --mem-fraction-static ${{MEM}}"
+    lines = ("--prefill-args", line, "--decode-args", DECODE, "--model-config", config, *KNOWN)
+    code, out = run(*lines)
+    assert code == 0 and unknown(out) == set() and "--dist-init-addr" in out["prefill"]["notChecked"]
+    code, out = run("--prefill-args", f"{PREFILL} --page-size $P", *lines[2:])
+    assert code == 0 and {"ShellVariable", "B1"} <= unknown(out)
+
+
+def test_what_a_shell_reads_otherwise_is_warned_of(run: Run, config: str) -> None:
+    script = PREFILL.replace(" --host", " \\\n  # --tp 2 \\\n  --host")
+    lines = ("--prefill-args", script, "--decode-args", DECODE, "--model-config", config, *KNOWN)
+    code, out = run(*lines)
+    assert code == 0 and "Shell" in warned(out)
+    code, out = run("--prefill-args", f"SGLANG_DISAGG_STAGING_BUFFER=1\n{PREFILL}", *lines[2:])
+    assert "Shell" in warned(out) and out["prefill"]["facts"]["staging_buffer"] is False
+
+
+@pytest.mark.parametrize(
+    "more",
+    ["--api-key one hunter2", "--admin-api-key=one hunter2", "HF_TOKEN=hunter2", "--a=hunter2", "--nope hunter2"],
+)
+def test_what_may_be_a_secret_is_not_repeated(run: Run, more: str) -> None:
+    code, out = run("--prefill-args", f"{PREFILL} {more}", "--decode-args", DECODE, "--engine-version", "0.5.23")
+    assert code == 1 and "EngineFlag" in failing(out) and "hunter2" not in str(out)
+
+
 def test_one_host_makes_loopback_fine(run: Run, config: str) -> None:
     args = [line.replace("--host 0.0.0.0 ", "") for line in (PREFILL, DECODE)]
     lines = ("--prefill-args", args[0], "--decode-args", args[1], "--model-config", config, *KNOWN)
@@ -141,15 +187,17 @@ def test_a_value_that_only_the_shell_knows_is_named(run: Run, config: str) -> No
     "prefill, why",
     [
         ("vllm serve m", "it holds no command of SGLang"),
-        (f"{PREFILL} --tp $TP", "only its shell knows what"),
-        (f"{PREFILL} $MORE", "only its shell knows what"),
-        (f"{PREFILL} --disaggregation-mode $ROLE", "only its shell knows what"),
+        (f"{PREFILL} --tp $TP", "only its shell knows the value of --tp-size"),
+        (f"{PREFILL} $MORE", "only its shell knows what $MORE is"),
+        (f"{PREFILL} --disaggregation-mode $ROLE", "only its shell knows the value of --disaggregation-mode"),
         (f"{PREFILL} --disaggregation-transfer-backend $B", "only its shell knows the value of"),
         (f"{PREFILL} 'x", "a quote does not close"),
         ("@/nonexistent/p.sh", "/nonexistent/p.sh can not be read"),
         (f"{PREFILL} --config /nonexistent/c.yaml", "/nonexistent/c.yaml can not be read"),
         (f"{PREFILL} --config c.json", "SGLang takes files that end in .yaml or .yml"),
         (f"{PREFILL} --config", "--config needs one file"),
+        (f"{PREFILL} --config $CONFIG", "only its shell knows which file --config names"),
+        (f'{PREFILL} "${{MORE[@]}}"', "only its shell knows what ${MORE[@]} is"),
     ],
 )
 def test_a_line_that_can_not_be_read_exits_2_and_says_which(run: Run, prefill: str, why: str) -> None:

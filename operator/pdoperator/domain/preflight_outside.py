@@ -113,7 +113,7 @@ def role_finding(role: Role, named: Role | None) -> tuple[Finding, ...]:
 def unread(flags: Flags) -> tuple[str, ...]:
     """Names of the flags that were given and that no rule of fit reads."""
     skip = ("config", "help")
-    return tuple(sorted(BY_DEST[d].name for d in flags.values if not is_read(d) and d not in skip))
+    return tuple(sorted(BY_DEST[d].name for d in (*flags.values, *flags.hidden) if not is_read(d) and d not in skip))
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,35 @@
 """Finds SGLang's arguments and environment in a line as people keep it: in a script, a Dockerfile, their notes.
 
-What a shell would do is done where the text alone allows it: quotes, continued lines, assignments, variables that
-the text itself sets. What only the shell that runs it knows is named, never guessed.
+What a shell would do is done where the text alone allows it: quotes, continued lines, assignments, variables and
+arrays that the text itself sets. What only the shell that runs it knows is named, never guessed.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from types import MappingProxyType
 
 from pdtransfer.contract.sglang_cli.config_file import config_arguments
+from pdtransfer.contract.sglang_cli.expand import Field
+from pdtransfer.contract.sglang_cli.script import Script, Step
+from pdtransfer.contract.sglang_cli.shell import ShellUnreadable
 
-_OPERATORS = ";&|<>\n"
 _ASSIGNMENT = re.compile(r"(?:--env=)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|\((\w+)\)|(\w+))")
+_VARIABLE = re.compile(r"\$(?:\{[^}]*\}|\(|\w+|[@*#])|`")
+_MODULE_FLAG = re.compile(r"-[A-Za-z]*m")
+_SETTING = re.compile(r"SGLANG_|NIXL_|UCX_|MC_|HOST_IP$")
+_SCRIPT_WORD = re.compile(r"\s")
+_NAMES_SGLANG = re.compile(r"launch_server|sglang\.cli\.main|sglang\s+serve")
 MAX_TEXT = 1 << 18
+MAX_NESTED = 4
+"""Scripts within scripts (`ssh HOST "bash -c '...'"`) that are looked into."""
 
 
 def has_variable(text: str) -> bool:
-    """Whether a shell would put something else in its place: `$X`, `${X}`, or Kubernetes' `$(X)`."""
+    """Whether a shell would put something else in its place: `$X`, `${X}`, `$(date)`, or Kubernetes' `$(X)`."""
     return _VARIABLE.search(text) is not None
 
 
@@ -34,11 +41,14 @@ class CommandUnreadable(ValueError):
 class Command:
     """One command line. `arguments` are SGLang's own, without the program; a positional model became --model-path.
 
-    `shell_only` are arguments that hold a variable which the text does not set, as written."""
+    `shell_only` are arguments that hold a variable which the text does not set, as written. `notes` say what a shell
+    would read otherwise, `assumed` what was taken for granted."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     shell_only: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
 
 def read_command(text: str) -> Command:
@@ -49,39 +59,89 @@ def read_command(text: str) -> Command:
     return found[0]
 
 
-def read_commands(text: str) -> tuple[Command, ...]:
-    """Every SGLang command in `text`, at least one; arguments without a program are taken as SGLang's. Raises
-    CommandUnreadable."""
+def read_commands(text: str, environment: Mapping[str, str] | None = None) -> tuple[Command, ...]:
+    """Every SGLang command in `text`, at least one; arguments without a program are taken as SGLang's. `environment`
+    is what the shell that runs it has. Raises CommandUnreadable."""
     if len(text) > MAX_TEXT:
         raise CommandUnreadable(f"it has {len(text)} characters; {MAX_TEXT} are read at most")
-    found: list[tuple[list[str], dict[str, str]]] = []
-    exported: dict[str, str] = {}
-    segments = _segments(text)
-    for words in segments:
-        start = _arguments_at(words)
-        if start is None and len(segments) == 1 and _only_arguments(words):
-            start = _leading_assignments(words)
-        if start is None:
-            inner = _inner_script(words)
-            if inner is not None:
-                here = exported | _assigned(words)
-                found += [(list(c.arguments), here | dict(c.environment)) for c in read_commands(inner)]
-            elif words[0] in ("export", "set", "declare") or _leading_assignments(words) == len(words):
-                exported |= _assigned(words)
-            continue
-        found.append((_program_removed(words, start), exported | _assigned(words[:start])))
+    found = _in_script(text, environment or {}, MAX_NESTED)
     if not found:
         raise CommandUnreadable(
             "it holds no command of SGLang: neither `sglang serve` nor `python -m sglang.launch_server`, "
             "nor does it begin with a flag"
         )
-    return tuple(_command(arguments, environment) for arguments, environment in found)
+    return found
 
 
-def _command(arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
-    expanded = [_expand(a, environment) for a in arguments]
-    known = {name: _expand(value, environment) for name, value in environment.items()}
-    return Command(tuple(expanded), MappingProxyType(known), tuple(a for a in expanded if has_variable(a)))
+def exec_command(words: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[Command, ...]:
+    """Every SGLang command that a container runs, given as a list of words (a Dockerfile's CMD, a container's command
+    and args), where only Kubernetes' `$(X)` is a variable. Empty for a container of something else. Raises
+    CommandUnreadable."""
+    known = dict(environment or {})
+    fields = [Field(expanded, "$(" in expanded) for expanded in (_kubernetes(w, known) for w in words)]
+    return _of_fields(fields, known, MAX_NESTED, alone=True)
+
+
+def _kubernetes(text: str, known: Mapping[str, str]) -> str:
+    return re.sub(r"\$\((\w+)\)", lambda found: known.get(found[1], found[0]), text)
+
+
+def _in_script(text: str, environment: Mapping[str, str], nested: int) -> tuple[Command, ...]:
+    try:
+        script = Script(text, environment)
+        found: list[Command] = []
+        for step in script.steps():
+            inside = _of_fields(step.fields, step.environment, nested, alone=script.is_one_command)
+            notes = _notes(step)
+            assumed = ("the script is run without arguments",) if step.own_arguments else ()
+            found += [
+                Command(c.arguments, c.environment, c.shell_only, c.notes + notes, c.assumed + assumed) for c in inside
+            ]
+        return tuple(found)
+    except ShellUnreadable as error:
+        raise CommandUnreadable(str(error)) from None
+
+
+def _notes(step: Step) -> tuple[str, ...]:
+    """Where the command is not quite what its writer means."""
+    notes = [
+        f"{name} is set but not exported: SGLang does not see it" for name in sorted(step.kept) if _SETTING.match(name)
+    ]
+    if step.loose and _arguments_at([f.text for f in step.fields]) is not None:
+        notes.append(
+            f"the line before {step.loose} does not end with a backslash: a shell ends the command there. It was read "
+            "as if it went on"
+        )
+    return tuple(notes)
+
+
+def _of_fields(
+    fields: Sequence[Field], environment: Mapping[str, str], nested: int, *, alone: bool
+) -> tuple[Command, ...]:
+    """The commands of SGLang that these words of a command start. `alone`: words without a program are flags."""
+    words = [f.text for f in fields]
+    start = _arguments_at(words)
+    if start is None and alone and _only_arguments(words):
+        start = _leading_assignments(words)
+    if start is None:
+        return _in_a_word(fields, environment, nested)
+    known = {**environment, **_assigned(words[:start])}
+    arguments = _program_removed(words, start)
+    unknown = {f.text for f in fields[start:] if f.open}
+    shell_only = tuple(a for a in arguments if a in unknown or re.search(r"\$\(\w+\)", a))
+    return (Command(tuple(arguments), MappingProxyType(known), shell_only),)
+
+
+def _in_a_word(fields: Sequence[Field], environment: Mapping[str, str], nested: int) -> tuple[Command, ...]:
+    """What `bash -c SCRIPT`, ssh, tmux and the like start."""
+    if not nested:
+        return ()
+    here = {**environment, **_assigned([f.text for f in fields])}
+    found: list[Command] = []
+    for each in fields:
+        if _SCRIPT_WORD.search(each.text) and _NAMES_SGLANG.search(each.text):
+            found += _in_script(each.text, here, nested - 1)
+    return tuple(found)
 
 
 def with_config(arguments: Sequence[str], read: Callable[[str], Mapping[str, object]]) -> list[str]:
@@ -99,48 +159,15 @@ def with_config(arguments: Sequence[str], read: Callable[[str], Mapping[str, obj
     return config_arguments(read(items[at + 1])) + items[:at] + items[at + 2 :]
 
 
-def _segments(text: str) -> list[list[str]]:
-    """Words of each simple command of a script. Raises CommandUnreadable for quotes that do not close."""
-    lines = [line for line in text.replace("\r\n", "\n").split("\n") if not line.lstrip().startswith("#")]
-    text = re.sub(r"\\\n", " ", "\n".join(lines))
-    # Arguments one a line, without backslashes: a list of them, not a list of commands.
-    text = re.sub(r"\n(?=\s*-)", " ", text)
-    # A redirect's number (2>) belongs to no flag.
-    text = re.sub(r"(?<=\s)[12](?=>)", "", text)
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=_OPERATORS)
-    lexer.whitespace_split = True
-    lexer.whitespace = " \t\r"
-    lexer.commenters = ""
-    try:
-        words = list(lexer)
-    except ValueError as error:
-        raise CommandUnreadable(f"a quote does not close: {error}") from None
-    segments: list[list[str]] = [[]]
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif word and set(word) <= set(_OPERATORS):
-            if set(word) & set("<>"):
-                skip = True
-            else:
-                segments.append([])
-        else:
-            segments[-1].append(word)
-    return [s for s in segments if s]
-
-
 def _arguments_at(words: Sequence[str]) -> int | None:
     """Where SGLang's arguments begin after its program; None without one."""
     for index, word in enumerate(words):
-        if word == "sglang.launch_server" and index and words[index - 1] == "-m":
+        if word == "sglang.launch_server" and index and _MODULE_FLAG.fullmatch(words[index - 1]):
             return index + 1
         name = PurePath(word).name
-        if name == "launch_server.py" and index:
+        if (name == "launch_server.py" and index) or word == "-msglang.launch_server":
             return index + 1
-        if name == "sglang" and index + 1 < len(words) and words[index + 1] == "serve":
-            return index + 2
-        if word == "sglang.cli.main" and words[index + 1 : index + 2] == ["serve"]:
+        if name in ("sglang", "sglang.cli.main") and words[index + 1 : index + 2] == ["serve"]:
             return index + 2
     return None
 
@@ -157,15 +184,6 @@ def _leading_assignments(words: Sequence[str]) -> int:
 def _assigned(words: Sequence[str]) -> dict[str, str]:
     """NAME=VALUE words before a program: the shell's, env's, or of `docker run -e`."""
     return {m[1]: m[2] for w in words if (m := _ASSIGNMENT.fullmatch(w))}
-
-
-def _inner_script(words: Sequence[str]) -> str | None:
-    """The script of `bash -c SCRIPT`."""
-    for index, word in enumerate(words[:-1]):
-        shell = index and PurePath(words[index - 1]).name in ("bash", "sh", "zsh")
-        if shell and re.fullmatch(r"-[a-z]*c", word):
-            return words[index + 1]
-    return None
 
 
 def _program_removed(words: Sequence[str], start: int) -> list[str]:
@@ -185,10 +203,3 @@ def _program_removed(words: Sequence[str], start: int) -> list[str]:
     if kept and not kept[0].startswith("-"):
         kept.insert(0, "--model-path")
     return kept
-
-
-def _expand(text: str, environment: Mapping[str, str]) -> str:
-    def value(found: re.Match[str]) -> str:
-        return environment.get(found[1] or found[2] or found[3], found[0])
-
-    return _VARIABLE.sub(value, text)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from pdtransfer.contract.sglang_cli.flags import BY_DEST, FLAGS, OTHERS, READ_FROM
+from pdtransfer.contract.sglang_cli.flags import BY_DEST, FLAGS, OTHERS, READ_FROM, Flag
 from pdtransfer.contract.sglang_cli.kinds import Kind, argparse_options
 
 _OURS = ("pdcluster",)
@@ -34,10 +34,12 @@ class Flags:
     unknown: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     """Values that only a plugin can have brought in, as `--flag value`; SGLang refuses them without it."""
+    hidden: tuple[str, ...] = ()
+    """Settings that are given with a value which nobody knows here."""
 
     def given(self, dest: str) -> bool:
-        """Whether the arguments set it."""
-        return dest in self.values
+        """Whether the arguments set it, be it to a value that nobody knows here."""
+        return dest in self.values or dest in self.hidden
 
     def get(self, dest: str) -> Any:
         """The value given, else SGLang's default (None for settings that no rule reads)."""
@@ -76,6 +78,12 @@ def _names() -> frozenset[str]:
     return frozenset(n for f in rows for n in f.names) | off
 
 
+@cache
+def _by_name() -> Mapping[str, Flag]:
+    rows = (*FLAGS, *OTHERS)
+    return {name: f for f in rows for n in f.names for name in (n, "--no-" + n.removeprefix("--"))}
+
+
 def meant(name: str) -> tuple[str, ...]:
     """Every flag that argparse could take this spelling for: itself, or all it is a beginning of."""
     if name in _names():
@@ -94,39 +102,84 @@ def is_flag(argument: str) -> bool:
     return not _NEGATIVE_NUMBER.fullmatch(argument) and " " not in argument
 
 
-def read_flags(arguments: Sequence[str]) -> Flags:
-    """Every flag of `arguments` (without a program before them). Never raises for any strings."""
-    return _read(tuple(arguments))
+def read_flags(arguments: Sequence[str], hidden: Collection[str] = ()) -> Flags:
+    """Every flag of `arguments` (without a program before them). Never raises for any strings.
+
+    `hidden` are those of the arguments that are not known, only as they are written (`$TP`, `--tp=$TP`)."""
+    return _read(tuple(arguments), frozenset(hidden))
 
 
 @lru_cache(maxsize=1024)
-def _read(arguments: tuple[str, ...]) -> Flags:
+def _read(arguments: tuple[str, ...], hidden: frozenset[str]) -> Flags:
     """Kept: an operator asks for the same few lines with every look, and argparse takes milliseconds for each."""
     values: dict[str, Any] = {}
     problems: list[str] = []
     unknown: list[str] = []
+    unseen: dict[str, None] = {}
     for group in _groups(arguments):
         name = group[0].partition("=")[0]
         if group[0] == "--" or not is_flag(group[0]):
-            problems += [f"{a!r} belongs to no flag" for a in group]
+            problems += [f"{_shown(a)} belongs to no flag" for a in group]
             continue
         if not meant(group[0]) and not meant(name):
             unknown.append(name)
             continue
+        setting = _hidden_setting(group, hidden)
+        if setting is not None:
+            unseen[setting] = None
+            values.pop(setting, None)
+            continue
         try:
             found, left = _parser().parse_known_args(group)
         except _Refused as refused:
-            problems.append(str(refused).removeprefix("argument "))
+            problems.append(_without_value(str(refused).removeprefix("argument "), group[0]))
             continue
-        values |= vars(found)
-        problems += [f"{a!r} belongs to no flag" for a in left]
+        for setting, value in vars(found).items():
+            values[setting] = value
+            unseen.pop(setting, None)  # The last one wins.
+        stray = ["(not shown)" if _secret(name) else _shown(a) for a in left]
+        problems += [f"{a} belongs to no flag" for a in stray]
     problems += [f"{name}: SGLang {READ_FROM} has no such flag{_near(name)}" for name in dict.fromkeys(unknown)]
     foreign = (
         f"{flag.name} {values[flag.dest]}"
         for flag in FLAGS
         if flag.open and flag.dest in values and values[flag.dest] not in (*flag.choices, *_OURS)
     )
-    return Flags(MappingProxyType(values), tuple(problems), tuple(dict.fromkeys(unknown)), tuple(foreign))
+    names = tuple(dict.fromkeys(unknown))
+    return Flags(MappingProxyType(values), tuple(problems), names, tuple(foreign), tuple(unseen))
+
+
+def _hidden_setting(group: Sequence[str], hidden: frozenset[str]) -> str | None:
+    """The setting of a flag whose value is not known; None where all of it is, or where there is more than a value."""
+    name, glued, _ = group[0].partition("=")
+    names = meant(name)
+    if len({_by_name()[n].dest for n in names}) != 1:
+        return None
+    flag = _by_name()[names[0]]
+    if not flag.kind.takes_value:
+        return None
+    values = [group[0]] if glued else list(group[1:])
+    one = flag.kind in (Kind.TEXT, Kind.INT, Kind.FLOAT, Kind.TOKENS, Kind.JSON)
+    if (one and len(group) > (1 if glued else 2)) or not any(v in hidden for v in values):
+        return None
+    return flag.dest
+
+
+def _secret(name: str) -> bool:
+    """Whether this flag's value must not be repeated."""
+    return any(word in full for full in (name, *meant(name)) for word in ("api-key", "password"))
+
+
+def _shown(argument: str) -> str:
+    """A stray argument in a message. NAME=VALUE may be a variable with a secret."""
+    name, is_pair, _ = argument.partition("=")
+    return repr(f"{name}=..." if is_pair and name.isidentifier() else argument)
+
+
+def _without_value(problem: str, argument: str) -> str:
+    """argparse repeats the whole `--beginning=value` where it could be several flags."""
+    name, glued, _ = argument.partition("=")
+    return problem.replace(argument, name) if glued and problem.startswith("ambiguous") else problem
 
 
 def _groups(arguments: Sequence[str]) -> list[list[str]]:
