@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pdoperator.cli_files import model_geometry, read_text, read_yaml_config
+from pdoperator.cli_files import draft_layers, model_geometry, read_text, read_yaml_config
 from pdoperator.cli_output import Unreadable
 from pdoperator.domain.preflight import Finding
 from pdoperator.domain.preflight_outside import (
@@ -86,7 +86,9 @@ def read_side(role: Role, text: str, accelerator: Accelerator | None, options: C
         )
         for name in unknown
     ]
-    facts = read.facts.model_copy(update={"host": None}) if options.same_host else read.facts
+    facts = read.facts.model_copy(update={"draft_layers": draft_layers(read.facts.draft_model)})
+    if options.same_host:
+        facts = facts.model_copy(update={"host": None})
     assumed = ("environment variables that the command line does not set are not set", *command.assumed)
     return Side(facts, source, tuple(findings), unread(flags), assumed)
 

@@ -6,12 +6,12 @@ Their roles come from their own answers. Of prefill the bootstrap server is aske
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from pdoperator.cli_files import model_geometry
+from pdoperator.cli_files import draft_layers, model_geometry
 from pdoperator.cli_http import Answer, BadURL, get_json, server_url
 from pdoperator.cli_output import Unreadable
 from pdoperator.domain.preflight import Finding
@@ -66,9 +66,14 @@ def read_server(url: str, options: ServerOptions) -> tuple[str, ReadFacts]:
             source if isinstance(source, str) else None,
             overrides if isinstance(overrides, str) and overrides != "{}" else None,
         )
-        return address, server_facts(body, geometry=geometry)
+        read = server_facts(body, geometry=geometry)
+        return address, replace(read, facts=read.facts.model_copy(update=_draft(read.facts)))
     except NoServerInfo as error:
         raise Unreadable(f"{address} can not be read: {error}") from error
+
+
+def _draft(facts: RoleFacts) -> dict[str, Any]:
+    return {"draft_layers": draft_layers(facts.draft_model)} if facts.speculative_algorithm else {}
 
 
 def _bootstrap(address: str, facts: RoleFacts) -> str:

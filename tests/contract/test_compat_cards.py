@@ -70,7 +70,7 @@ def test_a_stated_geometry_serves_both_sides_and_a_wrong_one_is_a_warning(engine
     spec, _ = pair("swa8", page_size=16)
     assert spec.geometry is not None
     stated = spec.geometry.model_copy(update={"layers": 4, "sliding_window_layers": (0, 2)})
-    told = spec.model_copy(update={"geometry": stated})
+    told = spec.model_copy(update={"geometry": stated, "decode_tp_sizes": None})
     cards = engine_cards(P, 2), engine_cards(D, 2)
     assert check_cards(*cards, prefill_spec=told).verdict is Status.PASS
     nixl = check_cards(engine_cards(P, 2), engine_cards(D, 4), Backend.NIXL, prefill_spec=told)

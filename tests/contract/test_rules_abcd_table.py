@@ -258,6 +258,10 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     # At equal TP NIXL pairs by position; Mooncake looks for V by the same arithmetic there.
     ("C3", "gqa8", decode(speculative_algorithm="STANDALONE", draft_layers=36), "PPF"),
     ("C3", "gqa8", decode(speculative_algorithm="STANDALONE", draft_layers=35), "PPP"),
+    # Its depth is known where its config or its KV is seen. EAGLE drafts are of one layer, other models' too.
+    ("C3", "gqa8", decode(speculative_algorithm="STANDALONE"), "PPU"),
+    ("C3", "gqa8", sides({TP: 2}, {TP: 4, "speculative_algorithm": "STANDALONE"}), "PUU"),
+    ("C3", "gqa8", sides({TP: 2}, {TP: 4, "speculative_algorithm": "EAGLE"}), "PPP"),
     ("C3", "mla", decode(speculative_algorithm="STANDALONE", draft_layers=61), "PPP"),
     ("C3", "linear", decode(speculative_algorithm="STANDALONE", draft_layers=12), "PPP"),
     ("C6", "v41", {SPEC: "DSPARK", "draft_tokens": 8}, "FPP"),

@@ -91,3 +91,15 @@ def test_one_prefill_server_with_two_decode_servers(run: Run, serve: Serve) -> N
     assert code == 0, out
     assert [side["source"] for side in out["decode"]] == [decode.url, other.url]
     assert out["prefill"]["source"] == prefill.url
+
+
+def test_a_deep_draft_is_read_from_its_folder(run: Run, heads8: str, tmp_path: Path) -> None:
+    # C3: decode alone drafts with a model as deep as the target, 4 layers, at unequal TP.
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "config.json").write_text(json.dumps(LLAMA))
+    speculation = f"--tp 4 --speculative-algorithm STANDALONE --speculative-draft-model-path {tmp_path / 'draft'}"
+    code, out = run(*lines(speculation), "--model-config", heads8, *KNOWN)
+    assert code == 1 and "C3" in failing(out)
+    assert out["decode"]["facts"]["draft_layers"] == 4
+    code, out = run(*lines(speculation.replace(str(tmp_path), "/elsewhere")), "--model-config", heads8, *KNOWN)
+    assert "C3" in unknown(out)

@@ -51,6 +51,8 @@ def facts_from_cards(
         "nixl_params": json.dumps(dict(card.engine.nixl_params)) if card.engine.nixl_params else "",
         "nixl_plugins": frozenset(card.engine.nixl_plugins) or (spec.nixl_plugins if spec else None),
         "max_total_tokens": card.engine.max_total_tokens,
+        # What a stage holds of it is the whole draft: only the last one drafts.
+        "draft_layers": len({r.layer for r in regions if r.draft}) if len(stages) == at.pp_size else None,
         "layers": tuple(sorted({r.layer for r in regions if not r.draft})) if len(stages) == at.pp_size else None,
         "observed": True,
     }

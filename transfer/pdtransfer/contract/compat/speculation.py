@@ -89,7 +89,9 @@ def c3(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     if backend is Backend.MOONCAKE and g.linear_layers:
         return None
     total = len(g.kv_layers)
-    # EAGLE drafts have one layer, MTP a few; a draft that is unknown is taken as shallower than the model.
+    # EAGLE drafts have one layer, MTP a few. STANDALONE drafts are models of their own, of any depth.
+    if d.draft_layers is None and _draft(d) == "STANDALONE":
+        known(d.draft_layers, d, "draft_layers")
     if not d.draft_layers or not total or v_region(total, total + d.draft_layers) == total:
         return None
     return Hit(
