@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
-import pytest
 from kit_abcd_cases import ASKED, MLA, Case, model
-from kit_machine import TREE, cpu_variables, environment
+from kit_driver import ask_driver
 
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import Backend, Role
@@ -61,22 +58,7 @@ Answers = Callable[[str, Iterable[Case]], list[tuple[Case, Case]]]
 @functools.cache
 def answers() -> dict[str, dict[str, Any]]:
     """SGLang's answers to all cases, from one process of its own Python: part -> case as JSON -> answer."""
-    home = environment()
-    if home is None:
-        pytest.fail("SGLang's environment is not there: run make sglang-env")
-    here = Path(__file__).parent
-    done = subprocess.run(
-        [str(home / "bin" / "python"), "-W", "ignore", str(here / "abcd_driver.py")],
-        input=json.dumps(ASKED),
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **cpu_variables(), "PYTHONPATH": str(here)},
-        cwd=TREE,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout)
+    told = ask_driver("abcd_driver.py", ASKED, RUN_S)
     return {
         part: {json.dumps(case, sort_keys=True): answer for case, answer in zip(cases, told[part], strict=True)}
         for part, cases in ASKED.items()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-from kit_machine import TREE, cpu_variables, environment
+from kit_configs import INDEX, LATENT, tiny_config
+from kit_driver import ask_driver
 
 from pdoperator.api.spec import PDClusterSpec
 from pdoperator.api.validation import with_defaults
@@ -18,37 +17,10 @@ from pdtransfer.contract.base import Role
 
 ANSWER_S = 900
 RDMA = {"type": "RDMA", "resources": [{"name": "rdma/hca"}]}
-GQA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 4,
-    "head_dim": 64,
-    "vocab_size": 1024,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "torch_dtype": "bfloat16",
-}
-DSA = GQA | {
-    "architectures": ["DeepseekV32ForCausalLM"],
-    "model_type": "deepseek_v32",
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "first_k_dense_replace": 1,
-    "index_head_dim": 128,
-    "index_n_heads": 4,
-    "index_topk": 64,
-}
+GQA = tiny_config(
+    "LlamaForCausalLM", "llama", hidden_size=512, num_attention_heads=8, num_key_value_heads=8, num_hidden_layers=4
+)
+DSA = GQA | {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"} | LATENT | INDEX
 MODELS = {"gqa": GQA, "dsa": DSA}
 
 
@@ -84,20 +56,6 @@ def arguments(changes: dict[str, Any], role: Role, source: str, place: NodePlace
 
 
 def ask_sglang(lines: list[dict[str, Any]], spellings: list[str]) -> dict[str, Any]:
-    """What kit_command_lines says to them, from one process of SGLang's own Python."""
-    home = environment()
-    if home is None:
-        pytest.fail("SGLang's environment is not there: run make sglang-env")
-    done = subprocess.run(
-        [str(home / "bin" / "python"), "-W", "ignore", str(Path(__file__).with_name("kit_command_lines.py"))],
-        input=json.dumps({"lines": lines, "spellings": spellings}),
-        capture_output=True,
-        text=True,
-        timeout=ANSWER_S,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **cpu_variables()},
-        cwd=TREE,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    said: dict[str, Any] = json.loads(done.stdout)
+    """What command_lines_driver.py says to them, from one process of SGLang's own Python."""
+    said: dict[str, Any] = ask_driver("command_lines_driver.py", {"lines": lines, "spellings": spellings}, ANSWER_S)
     return said

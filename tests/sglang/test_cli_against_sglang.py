@@ -14,6 +14,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from kit_machine import cpu_variables, environment
 
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.sglang_cli import (
@@ -30,7 +31,6 @@ from pdtransfer.contract.sglang_cli.flags import FLAGS, OTHERS
 from pdtransfer.contract.sglang_cli.kinds import Kind
 
 HERE = Path(__file__).parent
-SETUP = HERE.parents[1] / "hack" / "sglang"
 MODEL = ["--model-path", "m"]
 
 
@@ -38,13 +38,11 @@ class Truth:
     """SGLang's parser in a process of its own environment."""
 
     def __init__(self) -> None:
-        env = subprocess.run([str(SETUP / "setup.sh"), "--path"], capture_output=True, text=True, check=True)
-        variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        for line in (SETUP / "cpu.env").read_text().splitlines():
-            name, value = line.split("=", 1)
-            variables[name] = value
+        home = environment()
+        assert home is not None, "SGLang's environment is not there: run make sglang-env"
+        variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | cpu_variables()
         self._process = subprocess.Popen(
-            [f"{env.stdout.strip()}/bin/python", "-W", "ignore", str(HERE / "cli_parser_driver.py")],
+            [str(home / "bin" / "python"), "-W", "ignore", str(HERE / "cli_parser_driver.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

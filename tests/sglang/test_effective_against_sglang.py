@@ -11,7 +11,8 @@ import json
 from typing import Any
 
 import pytest
-from kit_settings import MODELS, Case, as_facts, ask
+from kit_configs import MODELS
+from kit_settings import Case, as_facts, ask
 
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.effective import effective

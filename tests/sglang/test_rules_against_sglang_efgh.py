@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kit_machine import TREE, cpu_variables, environment
+from kit_driver import ask_driver
 from kit_settings import Case, as_facts, ask
 
 from pdtransfer.contract.accelerator import Accelerator
@@ -159,27 +157,13 @@ RETRACTED = [
 @pytest.fixture(scope="module")
 def functions() -> dict[str, list[Any]]:
     """Answers of SGLang's functions, from one process of its own Python."""
-    home = environment()
-    if home is None:
-        pytest.fail("SGLang's environment is not there: run make sglang-env")
     asked = {
         "staging": [[p, d, heads, 8192, 128, 36] for p, d, heads in STAGED],
         "devices": [[text] for text in DEVICES],
         "retraction": RETRACTED,
         "logprobs": [[]],
     }
-    done = subprocess.run(
-        [str(home / "bin" / "python"), "-W", "ignore", str(Path(__file__).with_name("kit_efgh.py"))],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **cpu_variables()},
-        cwd=TREE,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answers: dict[str, list[Any]] = json.loads(done.stdout)
+    answers: dict[str, list[Any]] = ask_driver("efgh_driver.py", asked, RUN_S)
     return answers
 
 

@@ -6,54 +6,21 @@ line goes through our own reader (contract.sglang_cli), so that flags, facts and
 
 from __future__ import annotations
 
-import json
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kit_abcd_servers import MODELS, SERVERS, D, P, Server
-from kit_machine import TREE, cpu_variables, environment
+from kit_abcd_servers import SERVERS, D, P, Server
+from kit_settings import as_facts, ask
 
-from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.compat import Status, check
 from pdtransfer.contract.facts import RoleFacts
-from pdtransfer.contract.geometry import from_hf_config
-from pdtransfer.contract.sglang_cli import command_facts, read_flags
-
-RESOLVE_S = 400
 
 
 @pytest.fixture(scope="module")
 def answers() -> list[dict[str, Any]]:
     """What SGLang makes of each server: `error`, or `values` of the settings asked for."""
-    home = environment()
-    if home is None:
-        pytest.fail("SGLang's environment is not there: run make sglang-env")
-    here = Path(__file__).parent
-    asked = [
-        {
-            "config": MODELS[s.model],
-            "accelerator": s.accelerator,
-            "argv": s.argv,
-            "environment": dict(s.variables),
-            "fields": ["disaggregation_mode"],
-        }
-        for s in SERVERS
-    ]
-    done = subprocess.run(
-        [str(home / "bin" / "python"), "-W", "ignore", str(here / "abcd_launch.py")],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        timeout=RESOLVE_S,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **cpu_variables(), "PYTHONPATH": str(here)},
-        cwd=TREE,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    told: list[dict[str, Any]] = json.loads(done.stdout)
-    return told
+    told = ask([s.case for s in SERVERS], ["disaggregation_mode"], check=True)
+    return [told[s.case.id] for s in SERVERS]
 
 
 @pytest.fixture
@@ -64,14 +31,7 @@ def refusals(answers: list[dict[str, Any]]) -> list[str]:
 
 def facts(server: Server) -> RoleFacts:
     """The server as facts, by our own reader of command lines."""
-    read = command_facts(
-        server.role,
-        read_flags(server.argv),
-        dict(server.variables),
-        geometry=from_hf_config(MODELS[server.model]),
-        accelerator=Accelerator(server.accelerator),
-    )
-    return read.facts.model_copy(update={"engine_version": "0.5.23", "model_name": "m", "backend": server.backend})
+    return as_facts(server.case).model_copy(update={"model_name": "m", "backend": server.backend})
 
 
 def starts(server: Server) -> list[str]:

@@ -15,7 +15,7 @@ import os
 import sys
 from typing import Any
 
-from kit_resolve import machine
+from resolve_driver import machine
 
 
 def _values(record: Any) -> dict[str, Any]:

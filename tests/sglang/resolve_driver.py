@@ -4,7 +4,7 @@ Reads a JSON list of cases from stdin, writes a JSON list of answers to stdout. 
 config.json), `accelerator`, `argv`, `environment`, `fields` (settings to report) and perhaps `check` (the launcher's
 further checks); its answer has `values`, or `error` where SGLang refuses. Nothing of SGLang is replaced:
 `override_platform` is its own way to say which machine it is on, and only torch's question for the GPU's capability is
-answered for it.
+answered for it. This project's backend is among the choices, as its plugin adds it.
 """
 
 from __future__ import annotations
@@ -93,6 +93,9 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     cases = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr  # SGLang prints
+    from sglang.srt.server_args import add_disagg_transfer_backend_choices
+
+    add_disagg_transfer_backend_choices(["pdcluster"])
     with tempfile.TemporaryDirectory() as folder:
         answers = [resolve(case, Path(folder)) for case in cases]
     json.dump(answers, out, default=str)
