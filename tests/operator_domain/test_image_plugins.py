@@ -1,5 +1,5 @@
-"""H4, H12 and A21 in the operator. H4: a plugin that the engine's image does not have is refused before a pod is launched
-with it, as far as ranks that run that image told."""
+"""H4, H12 and A21 in the operator. H4: a plugin that the image does not have is refused before a pod is launched with
+it, as far as ranks that run that image told."""
 
 from __future__ import annotations
 
