@@ -17,8 +17,10 @@ from pdtransfer.contract.base import EngineType, Role
 from pdtransfer.contract.card import EngineFacts, RankCard
 from pdtransfer.contract.fingerprint import ModelIdentity
 from pdtransfer.contract.layout import HeadSlice, RankCoordinates, RankLayout
+from pdtransfer.contract.pairing import peers_of
 from pdtransfer.session.api import EndpointConfig, PoolRegion, Timeouts
 from pdtransfer.session.endpoint import RankEndpoint
+from pdtransfer.session.frames import Request
 from pdtransfer.session.transfers import ReceiveTransfer, SendTransfer
 
 PAGES = 32
@@ -200,8 +202,6 @@ class World:
         return prefill, decode
 
     def wire(self, prefill: Sequence[Rank], decode: Sequence[Rank], *, wait: bool = True) -> None:
-        from pdtransfer.contract.pairing import peers_of
-
         for mine, others in ((prefill, decode), (decode, prefill)):
             for rank in mine:
                 rank.endpoint.apply_peers(peers_of(rank.endpoint.card, [o.endpoint.card for o in others]))
@@ -252,3 +252,18 @@ def give(
     if finish:
         sender.finish(metadata)
     return sender
+
+
+def first_request(**changes: object) -> Request:
+    """What decode-1 asks prefill-1 for as its first request: room 1, into page 4. `changes` are not validated."""
+    request = Request(
+        room=1,
+        attempt=0,
+        source="prefill-1",
+        destination="decode-1",
+        pages=(4,),
+        first_page=0,
+        tokens=TOKENS - 1,
+        required=1,
+    )
+    return request.model_copy(update=changes)

@@ -2,74 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from mover_kit import MIB, Bench, Lists, lazy_job
 
-from pdtransfer.agent.fake import FakeHub
 from pdtransfer.contract.base import MemoryKind
-from pdtransfer.errors import DeadlineExceeded, LayoutMismatch
-from pdtransfer.mover.executor import Mover
-from pdtransfer.mover.jobs import HANDLE_BYTES, HANDLE_PIECES, Batch, Job, Prepped, batches, prepped
-from pdtransfer.mover.queues import PEER_JOBS
+from pdtransfer.errors import DeadlineExceeded
+from pdtransfer.mover.jobs import HANDLE_BYTES, HANDLE_PIECES, Job, Prepped, batches, prepped
 from pdtransfer.mover.window import PEER_HANDLES
 from pdtransfer.plan import Segment, TransferPlan
-
-MIB = 1 << 20
-
-
-class Bench:
-    """A mover over a fake agent with two peers, and a clock that is moved by hand."""
-
-    def __init__(self, **window) -> None:
-        self.hub = FakeHub()
-        self.agent = self.hub.agent("source")
-        self.memory = np.arange(16 * MIB, dtype=np.uint8)
-        rows = np.array([[self.memory.ctypes.data, self.memory.nbytes, 0]], dtype=np.uint64)
-        self.agent.register(rows, MemoryKind.DRAM)
-        self.targets = {}
-        for name in ("a", "b"):
-            target = self.hub.agent(name)
-            memory = np.zeros(16 * MIB, dtype=np.uint8)
-            target.register(np.array([[memory.ctypes.data, memory.nbytes, 0]], dtype=np.uint64), MemoryKind.DRAM)
-            self.agent.peers.add(name)
-            self.targets[name] = memory
-        self.now = 0.0
-        self.mover = Mover(
-            self.agent,
-            window_bytes=window.get("window_bytes", 64 * MIB),
-            window_ops=window.get("window_ops", 16),
-            settle=1.0,
-            clock=lambda: self.now,
-        )
-        self.ended: list[Job] = []
-        self.drained: list[Job] = []
-
-    def batch(self, peer: str, size: int, at: int = 0) -> Batch:
-        def row(base: int) -> np.ndarray:
-            return np.array([[base + at, size, 0]], dtype=np.uint64)
-
-        return Batch(
-            row(self.memory.ctypes.data),
-            MemoryKind.DRAM,
-            row(self.targets[peer].ctypes.data),
-            MemoryKind.DRAM,
-            size,
-        )
-
-    def job(self, peer: str, count: int, size: int = 4096, deadline: float = 100.0) -> Job:
-        job = Job(f"job {peer}", peer, deadline, self.ended.append, self.drained.append)
-        self.mover.start(job)
-        self.mover.add(job, (self.batch(peer, size, i * size) for i in range(count)))
-        self.mover.close(job)
-        return job
-
-    def run(self, steps: int = 200) -> None:
-        for _ in range(steps):
-            self.now += 0.01
-            self.mover.step()
 
 
 def test_a_job_ends_once_with_all_its_bytes():
@@ -194,161 +138,6 @@ def test_plans_are_cut_into_handles_within_both_bounds():
         assert all(len(b.local) <= HANDLE_PIECES for b in cut)
         assert all(b.nbytes <= HANDLE_BYTES or len(b.local) == 1 for b in cut)
         assert {(b.local_kind, b.remote_kind) for b in cut} == {(MemoryKind.VRAM, MemoryKind.DRAM)}
-
-
-class Lists:
-    """Items out of prepared lists between `source` and one peer: 4 KiB blocks, one by one."""
-
-    def __init__(self, bench: Bench, peer: str) -> None:
-        def table(memory: np.ndarray) -> np.ndarray:
-            return np.array([[memory.ctypes.data, 4096, 0, 4096, len(memory) // 4096]], dtype=np.uint64)
-
-        self.local = bench.agent.prepare(None, table(bench.memory), MemoryKind.DRAM)
-        self.remote = bench.agent.prepare(peer, table(bench.targets[peer]), MemoryKind.DRAM)
-        self.pulled = 0
-        self.told: list[tuple[int, bool]] = []
-
-    def item(self, number: int, nbytes: int = 4096) -> Prepped:
-        at = np.array([number], dtype=np.int32)
-        return Prepped(
-            self.local, at, self.remote, at, nbytes, 1, on_done=lambda moved: self.told.append((number, moved))
-        )
-
-    def items(self, count: int, nbytes: int = 4096) -> Iterator[Prepped]:
-        for number in range(count):
-            self.pulled += 1
-            yield self.item(number, nbytes)
-
-
-def lazy_job(bench: Bench, peer: str, more: Iterable[Prepped], deadline: float = 100.0) -> Job:
-    job = Job(f"job {peer}", peer, deadline, bench.ended.append, bench.drained.append)
-    bench.mover.start(job)
-    bench.mover.add(job, more)
-    bench.mover.close(job)
-    return job
-
-
-def test_prepared_lists_serve_every_item_and_are_kept():
-    bench = Bench()
-    lists = Lists(bench, "a")
-    job = lazy_job(bench, "a", lists.items(9))
-    bench.run(50)
-    assert bench.ended == [job] and (job.handles, job.pieces, job.bytes_done) == (9, 9, 9 * 4096)
-    assert np.array_equal(bench.targets["a"][: 9 * 4096], bench.memory[: 9 * 4096])
-    assert lists.told == [(n, True) for n in range(9)] and job.posted_at == 0.01
-    assert not lists.local.released and not lists.remote.released
-
-
-def test_a_backlog_of_thousands_of_jobs_pulls_only_what_may_fly():
-    bench = Bench()
-    bench.agent.faults.stall_all = True
-    lists = [Lists(bench, peer) for peer in ("a", "b")]
-    jobs = [lazy_job(bench, "ab"[i % 2], lists[i % 2].items(3)) for i in range(3000)]
-    bench.run(20)
-    assert all(of_peer.pulled <= PEER_HANDLES + PEER_JOBS for of_peer in lists)
-    assert bench.agent.posts == 2 * PEER_HANDLES
-    bench.agent.faults.stall_all = False
-    bench.hub.unstall("source")
-    bench.run(1500)
-    assert len(bench.ended) == 3000 and all(j.bytes_done == 3 * 4096 for j in jobs)
-    assert not bench.mover.busy and not bench.mover.handles_in_flight
-
-
-def test_an_iterator_that_raises_fails_its_job_with_the_reason():
-    bench = Bench()
-
-    def broken(lists: Lists, error: Exception) -> Iterator[Prepped]:
-        yield lists.item(1)
-        raise error
-
-    lists = Lists(bench, "a")
-    refused = lazy_job(bench, "a", broken(lists, LayoutMismatch("page 7 is gone")))
-    surprised = lazy_job(bench, "a", broken(lists, KeyError("layer")))
-    fine = lazy_job(bench, "a", lists.items(3))
-    bench.run(30)
-    assert isinstance(refused.error, LayoutMismatch) and "page 7" in str(refused.error)
-    assert surprised.error is not None and "KeyError('layer')" in str(surprised.error)
-    assert fine.error is None and set(bench.ended) == {refused, surprised, fine} and len(bench.ended) == 3
-    assert refused.settled and surprised.settled
-
-
-def test_an_item_is_told_once_whatever_becomes_of_it():
-    """Moved; refused at the post; errored; dropped unposted; given up in flight and landing late."""
-    bench = Bench()
-    lists = Lists(bench, "a")
-    moved = lazy_job(bench, "a", [lists.item(0)])
-    bench.run(3)
-    bench.agent.faults.fail_post.add(2)
-    refused = lazy_job(bench, "a", [lists.item(1), lists.item(2)])
-    bench.run(3)
-    bench.agent.faults.error.add(3)
-    errored = lazy_job(bench, "a", [lists.item(3)])
-    bench.run(3)
-    bench.agent.faults.stall.add(4)
-    late = lazy_job(bench, "a", [lists.item(4)], deadline=bench.now + 0.005)
-    bench.run(150)  # deadline, then the settle time
-    assert lists.told == [(0, True), (1, False), (2, False), (3, False), (4, False)]
-    assert [j.settled for j in (moved, refused, errored, late)] == [True, True, False, False]
-    assert bench.ended == [moved, refused, errored, late]
-    bench.hub.unstall("source")
-    bench.run(10)
-    assert bench.drained == [late] and len(lists.told) == 5
-
-
-def test_items_of_a_list_are_told_when_their_job_is_over_already_and_an_iterator_is_not_pulled():
-    bench = Bench()
-    lists = Lists(bench, "a")
-    job = lazy_job(bench, "a", ())
-    assert bench.ended == [job]
-    bench.mover.add(job, [lists.item(5)])
-    bench.mover.add(job, lists.items(3))
-    bench.run(5)
-    assert lists.told == [(5, False)] and not lists.pulled and not bench.agent.posts
-
-
-def test_nothing_may_follow_a_close():
-    bench = Bench()
-    lists = Lists(bench, "a")
-    job = lazy_job(bench, "a", lists.items(3))
-    with pytest.raises(ValueError, match="nothing may follow"):
-        bench.mover.add(job, [lists.item(5)])
-
-
-def test_what_follows_from_a_completion_may_be_added_then():
-    """A chain: each item's completion adds the next one, the last one closes."""
-    bench = Bench()
-    lists = Lists(bench, "a")
-    job = Job("chain", "a", 100.0, bench.ended.append, bench.drained.append)
-
-    def after(number: int) -> Prepped:
-        item = lists.item(number)
-
-        def done(moved: bool) -> None:
-            if number < 4:
-                bench.mover.add(job, [after(number + 1)])
-            else:
-                bench.mover.close(job)
-
-        return replace(item, on_done=done)
-
-    bench.mover.start(job)
-    bench.mover.add(job, [after(0)])
-    bench.run(30)
-    assert bench.ended == [job] and job.bytes_done == 5 * 4096
-
-
-def test_a_completion_that_raises_fails_its_job_only():
-    bench = Bench()
-    lists = Lists(bench, "a")
-
-    def broken(moved: bool) -> None:
-        raise RuntimeError("no such page")
-
-    bad = lazy_job(bench, "a", [replace(lists.item(0), on_done=broken), lists.item(1)])
-    good = lazy_job(bench, "a", lists.items(2))
-    bench.run(20)
-    assert bad.error is not None and "no such page" in str(bad.error) and good.error is None
-    assert set(bench.ended) == {bad, good}
 
 
 @pytest.mark.parametrize("window", [{}, {"window_ops": 3}, {"window_ops": 1}, {"window_bytes": 9000}])

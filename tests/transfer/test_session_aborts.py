@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
-from kv_world import PAGES, READY, TOKENS, ask, give, handled, until
+from kv_world import PAGES, READY, TOKENS, ask, first_request, give, handled, until
 
-from pdtransfer.errors import (
-    Aborted,
-)
+from pdtransfer.errors import Aborted
 from pdtransfer.session.api import Timeouts, TransferState
-from pdtransfer.session.frames import AbortAck, Failed, Request
+from pdtransfer.session.frames import AbortAck, Failed
 
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
 RETRIED = Timeouts(waiting=20, transfer=20, settle=10, connect=5, probe=20)
@@ -138,16 +136,7 @@ def test_a_duplicated_request_moves_no_byte_twice_and_one_with_other_pages_moves
     posts = prefill.agent.posts
     wiring = decode.endpoint._wiring
     (peer,) = wiring._peers.values()
-    request = Request(
-        room=1,
-        attempt=0,
-        source="prefill-1",
-        destination="decode-1",
-        pages=(4,),
-        first_page=0,
-        tokens=TOKENS - 1,
-        required=1,
-    )
+    request = first_request()
     before = decode.endpoint.counters.get("stray_frames", 0)
     for frame in (request, request.model_copy(update={"pages": (20,)}), request.model_copy(update={"source": "old"})):
         decode.endpoint._core.call(wiring.send, peer, frame)
@@ -213,16 +202,7 @@ def test_a_forged_request_is_refused_and_moves_nothing(world, change):
     posts = prefill.agent.posts
     wiring = decode.endpoint._wiring
     (peer,) = wiring._peers.values()
-    request = Request(
-        room=1,
-        attempt=0,
-        source="prefill-1",
-        destination="decode-1",
-        pages=(4,),
-        first_page=0,
-        tokens=TOKENS - 1,
-        required=1,
-    ).model_copy(update=change)
+    request = first_request(**change)
     decode.endpoint._core.call(wiring.send, peer, request)
     assert until(lambda: prefill.endpoint.counters.get("requests_refused", 0) == 1)
     sender = give(prefill, 1, [1])

@@ -18,7 +18,6 @@ from pdtransfer.errors import (
     DeadlineExceeded,
     Draining,
     LayoutMismatch,
-    PeerNotRostered,
     PeerReplaced,
     PeerUnreachable,
 )
@@ -182,7 +181,6 @@ def test_a_connection_that_nixl_lost_is_made_anew(world):
 
 
 def test_progress_that_fails_now_and_then_ends_nothing(world):
-    from pdtransfer.agent.port import AgentFailure
 
     (prefill,), (decode,) = world.pair()
     real, turns = prefill.agent.progress, iter(range(10**9))
@@ -295,113 +293,3 @@ def test_a_late_write_after_release_can_be_forced_with_the_double():
     world.hub.unstall("a")
     assert memory[32:40].tolist() == [7] * 8
     assert ctypes.string_at(memory.ctypes.data + 32, 1) == b"\x07"
-
-
-def breaks(agent, *, also_itself: bool) -> None:
-    """Every post fails; `also_itself`: those within the rank too."""
-    post = agent.post
-
-    def fails(operation, local, local_indices, remote, remote_indices, notification=b""):
-        if remote.owner != agent.name or also_itself:
-            agent.faults.seen.append("broken")
-            raise AgentFailure("nixlBackendError", "injected: broken", posted=False)
-        return post(operation, local, local_indices, remote, remote_indices, notification)
-
-    agent.post = fails
-
-
-def test_a_rank_whose_own_agent_moves_nothing_any_more_fails_by_name(world):
-    (prefill,), (decode,) = world.pair()
-    breaks(prefill.agent, also_itself=True)
-    for room in range(1, 4):
-        receiver = ask(decode, room, [room])
-        give(prefill, room, [1])
-        assert receiver.wait(10) is FAILED
-    assert until(lambda: prefill.endpoint.failed is not None)
-    assert "not even from this rank to itself" in str(prefill.endpoint.failed)
-
-
-def test_a_rank_whose_peers_fail_it_lives_on(world):
-    (prefill,), (decode,) = world.pair()
-    breaks(prefill.agent, also_itself=False)
-    posts = len(prefill.agent.handles)
-    for room in range(1, 6):
-        receiver = ask(decode, room, [room])
-        give(prefill, room, [1])
-        assert receiver.wait(10) is FAILED
-    assert until(lambda: len(prefill.agent.handles) > posts)  # the copy within the rank
-    time.sleep(0.1)
-    assert prefill.endpoint.failed is None
-
-
-def test_a_rank_that_refuses_one_copy_within_itself_lives_on(world):
-    """One refusal is a hiccup (three posts to peers in a row may be too): what is tried again works."""
-    (prefill,), (decode,) = world.pair()
-    post, refused = prefill.agent.post, []
-
-    def fails(operation, local, local_indices, remote, remote_indices, notification=b""):
-        within = remote.owner == prefill.agent.name
-        if not within or len(refused) < 2:
-            refused.extend([1] * within)
-            raise AgentFailure("nixlBackendError", "injected: refused", posted=False)
-        return post(operation, local, local_indices, remote, remote_indices, notification)
-
-    prefill.agent.post = fails
-    posts = len(prefill.agent.handles)
-    for room in range(1, 4):
-        receiver = ask(decode, room, [room])
-        give(prefill, room, [1])
-        assert receiver.wait(10) is FAILED
-    assert until(lambda: len(prefill.agent.handles) > posts)
-    time.sleep(0.1)
-    assert len(refused) == 2 and prefill.endpoint.failed is None
-
-
-def test_a_request_that_comes_before_its_peer_is_loaded_waits_for_it(world):
-    """The roster names it, so the request is good; it was failed with "the roster changed"."""
-    prefill, decode = world.rank(Role.PREFILL), world.rank(Role.DECODE)
-    load, asked = decode.agent.add_peer, threading.Event()
-    decode.agent.add_peer = lambda metadata: (asked.wait(10), load(metadata))[1]
-    world.wire([prefill], [decode], wait=False)
-    receiver = ask(decode, 1, [4])
-    asked.set()
-    give(prefill, 1, [1])
-    assert receiver.wait(10) is SUCCESS and decode.pool.holds(1, [4])
-
-
-def test_a_request_that_comes_before_its_peer_is_refused_fails_by_the_reason(world):
-    prefill, decode = world.rank(Role.PREFILL), world.rank(Role.DECODE)
-    turned = threading.Event()
-
-    def refuses(metadata):
-        turned.wait(10)
-        raise AgentFailure("nixlInvalidParamError", "injected: odd metadata", posted=False)
-
-    decode.agent.add_peer = refuses
-    world.wire([prefill], [decode], wait=False)
-    receiver = ask(decode, 1, [4])
-    turned.set()
-    assert receiver.wait(10) is FAILED and "odd metadata" in str(receiver.error)
-    assert until(lambda: receiver.pages_releasable)
-
-
-def test_a_request_that_comes_while_a_roster_is_applied_never_finds_a_peer_that_is_not_there_yet(world):
-    """It is refused by name, to be asked again, and not failed with "the roster changed"."""
-    prefill, decode = world.rank(Role.PREFILL), world.rank(Role.DECODE)
-    core, apply = decode.endpoint._core, decode.endpoint._wiring.apply
-    real, asked = core.call, []
-
-    def call(action, *args):
-        if action == apply:
-            with pytest.raises(PeerNotRostered):
-                ask(decode, 1, [4])
-            asked.append(args)
-        real(action, *args)
-
-    core.call = call
-    world.wire([prefill], [decode], wait=False)
-    core.call = real
-    assert len(asked) == 1
-    receiver = ask(decode, 1, [4])
-    give(prefill, 1, [1])
-    assert receiver.wait(10) is SUCCESS

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from kv_world import PAGES, READY, TOKENS, Rank, ask, give, until
+from kv_world import PAGES, READY, TOKENS, Rank, ask, first_request, give, until
 
 from pdtransfer.contract.base import MemoryKind, Role
 from pdtransfer.errors import Aborted, LayoutMismatch, TransferError
@@ -371,17 +371,7 @@ def test_wishes_and_grants_that_make_no_sense_are_refused_by_name(world):
 def test_a_source_refuses_a_strategy_it_can_not_serve(world):
     (prefill,), decode = world.pair(1, 2, **SMALL)
     (peer,) = decode[0].endpoint._wiring._peers.values()
-    request = Request(
-        room=1,
-        attempt=0,
-        source="prefill-1",
-        destination="decode-1",
-        pages=(4,),
-        first_page=0,
-        tokens=TOKENS - 1,
-        required=1,
-        strategy="merge",
-    )
+    request = first_request(strategy="merge")
     decode[0].endpoint._core.call(decode[0].endpoint._wiring.send, peer, request)
     posts = prefill.agent.posts
     sender = give(prefill, 1, [1])
