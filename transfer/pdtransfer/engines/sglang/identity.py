@@ -140,7 +140,8 @@ def card_template(
             backend=Backend.PDCLUSTER,
             nixl_version=installed("nixl"),
             speculative_algorithm=speculation,
-            max_total_tokens=min(slots, default=0) * page,
+            # Page 0 takes what padded requests write: SGLang's pools have it beside the tokens that they lend.
+            max_total_tokens=max(0, min(slots, default=0) - 1) * page,
             settings=model.settings,
         ),
         agent_name="",
