@@ -6,9 +6,15 @@ Exit codes of preflight: 0 what was asked about fits, 1 it does not, 2 the input
 from __future__ import annotations
 
 import argparse
+import io
+import os
+import sys
 from collections.abc import Sequence
 
 from pdoperator.cli_preflight import add_preflight, run_preflight
+
+BROKEN_PIPE = 141
+"""Exit code where nobody reads the answer, as of a program that SIGPIPE ends."""
 
 
 def version() -> str:
@@ -28,11 +34,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     check = add_preflight(commands)
     commands.add_parser("version", help="print the version")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Names and answers of servers hold what the terminal's encoding may not have.
+            stream.reconfigure(errors="backslashreplace")
     args = parser.parse_args(argv)
     if args.command == "version":
         print(version())
         return 0
-    return run_preflight(check, args)
+    try:
+        code = run_preflight(check, args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read it (`| head`) has seen enough; Python must not find that out again when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from pdoperator.cli_containers import commands_in
 from pdoperator.cli_files import draft_layers, model_geometry, read_text, read_yaml_config
 from pdoperator.cli_output import Unreadable
 from pdoperator.domain.preflight import Finding
@@ -32,7 +33,6 @@ from pdtransfer.contract.sglang_cli import (
     hidden_fact,
     is_read,
     named_role,
-    read_commands,
     read_flags,
     with_config,
 )
@@ -54,7 +54,7 @@ def read_side(role: Role, text: str, accelerator: Accelerator | None, options: C
         source = text[1:]
         text = read_text(source)
     try:
-        command, flags = _of_role(role, read_commands(text))
+        command, flags = _of_role(role, commands_in(text))
     except (CommandUnreadable, ConfigRefused) as error:
         raise Unreadable(f"{role.value}'s command line can not be read: {error}") from error
     except Unreadable as error:
@@ -77,6 +77,10 @@ def read_side(role: Role, text: str, accelerator: Accelerator | None, options: C
     )
     findings += role_finding(role, read.role)
     findings += [Finding("NotRead", "Unknown", f"{role.value}: {p}", "Correct it.") for p in read.problems]
+    findings += [
+        Finding("EngineFlag", "Fail", f"{role.value}: {p}. SGLang does not start with it.", "Correct the flag.")
+        for p in read.impossible
+    ]
     findings += [
         Finding(
             "ShellVariable",
@@ -104,13 +108,24 @@ def _of_role(role: Role, commands: Sequence[Command]) -> tuple[Command, Flags]:
     read = [(c, read_flags(with_config(c.arguments, read_yaml_config), c.shell_only)) for c in commands]
     if len(read) == 1:
         return read[0]
-    fitting = [(c, f) for c, f in read if named_role(f.values) is role]
+    fitting = _one_of_nodes([(c, f) for c, f in read if named_role(f.values) is role])
     if len(fitting) != 1:
         raise CommandUnreadable(
             f"it holds {len(read)} commands of SGLang, and {len(fitting)} of them with --disaggregation-mode "
             f"{role.value}; one is needed"
         )
     return fitting[0]
+
+
+def _one_of_nodes(read: list[tuple[Command, Flags]]) -> list[tuple[Command, Flags]]:
+    """Of commands that are one engine's on several nodes, alike but for their node's own settings, the first."""
+
+    def same(c: Command, f: Flags) -> tuple[object, ...]:
+        values = {(d, repr(v)) for d, v in f.values.items() if is_read(d) and d != "host"}
+        return frozenset(values), frozenset(f.hidden) - {"node_rank", "host"}, frozenset(f.problems)
+
+    several = all(f.given("nnodes") and f.values.get("nnodes") != 1 for _, f in read)
+    return read[:1] if several and len({same(c, f) for c, f in read}) == 1 else read
 
 
 def _label(name: str) -> str:

@@ -6,7 +6,6 @@ Whatever the file holds, the answer is its content or Unreadable, in a bounded t
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +31,7 @@ def read_text(path: str) -> str:
             text = sys.stdin.read(MAX_FILE + 1)
         else:
             # What the file says about its size is no limit: a pipe has none, and /dev/zero does not end.
-            with open(path, encoding="utf-8-sig") as file:
+            with Path(path).open(encoding="utf-8-sig") as file:
                 text = file.read(MAX_FILE + 1)
     except OSError as error:
         raise Unreadable(f"{path} can not be read: {error.strerror or error}") from error
@@ -95,10 +94,13 @@ def model_geometry(config: str | None, source: str | None, overrides: str | None
     if config is None:
         if not source:
             return None
-        found = os.path.join(source, "config.json")
-        if not os.path.isfile(found):  # False also for a name that no file can have, or a folder that is closed to us.
+        found = Path(source, "config.json")
+        try:
+            if not found.is_file():
+                return None
+        except (OSError, ValueError):  # A name that no file can have, or a folder that is closed to us.
             return None
-        config = found
+        config = str(found)
     text = read_text(config)
     try:
         content = json.loads(text)

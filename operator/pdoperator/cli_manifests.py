@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from pdoperator.api import names
 from pdoperator.api.spec import PDClusterSpec
 from pdoperator.api.validation import manifest_problems
-from pdoperator.cli_files import model_geometry
+from pdoperator.cli_files import model_geometry, read_yaml_documents
 from pdoperator.cli_output import Unreadable
 from pdoperator.domain.preflight import Finding, Preflight, preflight
 
 
 def read_manifests(text: str) -> list[dict[str, Any]]:
     """PDClusters of a file of one or more YAML (or JSON) documents; other kinds are passed over."""
-    try:
-        documents = [d for d in yaml.safe_load_all(text) if d is not None]
-    except yaml.YAMLError as e:
-        raise Unreadable(f"it is not YAML: {e}") from e
+    documents = read_yaml_documents(text)
     flat: list[Any] = []
     for document in documents:
         if isinstance(document, dict) and isinstance(document.get("items"), list):

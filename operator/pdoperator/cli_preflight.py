@@ -10,6 +10,7 @@ from typing import Any
 
 from pdoperator.cli_commands import CommandOptions, check_commands
 from pdoperator.cli_files import read_text
+from pdoperator.cli_http import BadKey, api_key
 from pdoperator.cli_manifests import check_manifest, name_of, read_manifests
 from pdoperator.cli_output import UNREADABLE, Unreadable, as_dict, as_text, exit_code, outside_dict, outside_text
 from pdoperator.cli_servers import ServerOptions, check_servers
@@ -148,7 +149,11 @@ def _commands(args: argparse.Namespace) -> list[Outside]:
 
 
 def _servers(args: argparse.Namespace) -> list[Outside]:
-    options = ServerOptions(args.timeout, os.environ.get("PDCLUSTER_API_KEY", ""), args.model_config)
+    try:
+        key = api_key(os.environ.get("PDCLUSTER_API_KEY", ""))
+    except BadKey as error:
+        raise Unreadable(f"PDCLUSTER_API_KEY can not be read: {error}") from None
+    options = ServerOptions(args.timeout, key, args.model_config)
     return check_servers(args.server, options, _stated(args))
 
 

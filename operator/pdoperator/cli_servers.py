@@ -91,6 +91,8 @@ def _route(address: str, facts: RoleFacts, options: ServerOptions) -> tuple[bool
     answer = get_json(where + ROUTE, options.timeout)
     if answer.status == 503:
         return False, ()  # Rule H7 says what that means.
+    if answer.problem and answer.status == 200:
+        raise Unreadable(f"prefill's bootstrap server {where} can not be read: {answer.problem}")
     if answer.problem:
         return None, (
             Finding(

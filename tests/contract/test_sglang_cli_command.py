@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pdtransfer.contract.sglang_cli import CommandUnreadable, read_command, with_config
 from pdtransfer.contract.sglang_cli.config_file import ConfigRefused, config_arguments
 
-
 ABC = {"A": "1", "B": "2", "C": "3"}
 
 

@@ -148,7 +148,7 @@ def test_impossible_sizes_and_unknown_backends_are_named() -> None:
     read = command_facts(
         Role.PREFILL, read_flags(["--tp", "0", "--disaggregation-transfer-backend", "mori", "--page-size", "16"]), {}
     )
-    assert any("tensor parallel can not be 0" in p for p in read.problems)
+    assert any("tensor parallel can not be 0" in p for p in read.impossible)
     assert any("'mori'" in p for p in read.problems)
     assert read.facts.page_size == 16
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 from pdoperator.domain.preflight import Finding, Preflight
@@ -46,9 +47,11 @@ class Side:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: where it is from, the facts that are known, and what was not checked."""
+        # JSON has no NaN, which a server may have told.
+        facts = self.facts.model_dump(mode="json", exclude_none=True)
         return {
             "source": self.source,
-            "facts": self.facts.model_dump(mode="json", exclude_none=True),
+            "facts": {name: value for name, value in facts.items() if not isinstance(value, float) or isfinite(value)},
             "notChecked": list(self.not_checked),
             "assumed": list(self.assumed),
         }

@@ -12,6 +12,7 @@ them to its own parser.
 from pdtransfer.contract.sglang_cli.command import (
     Command,
     CommandUnreadable,
+    exec_command,
     has_variable,
     read_command,
     read_commands,
@@ -52,6 +53,7 @@ __all__ = [
     "ReadFacts",
     "card_facts",
     "command_facts",
+    "exec_command",
     "given_facts",
     "has_variable",
     "hidden_fact",

@@ -34,7 +34,10 @@ def config_arguments(config: Mapping[str, object]) -> list[str]:
             if value:
                 arguments += [f"--{key}", *(str(v) for v in value)]
         elif isinstance(value, Mapping):
-            arguments += [f"--{key}", json.dumps(value)]
+            try:
+                arguments += [f"--{key}", json.dumps(value)]
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ConfigRefused(f"its key {key} holds what JSON does not have: {error}") from None
         else:
             arguments += [f"--{key}", str(value)]
     return arguments

@@ -63,11 +63,13 @@ _FIRST_TO_FLAG: Mapping[str, tuple[str, type[int]]] = {
 
 @dataclass(frozen=True)
 class ReadFacts:
-    """Facts of a role; `problems` say what of the input could not be used, `role` is the one the input names."""
+    """Facts of a role; `problems` say what of the input could not be used, `role` is the one the input names,
+    `impossible` are values that no engine can have."""
 
     facts: RoleFacts
     role: Role | None
     problems: tuple[str, ...] = ()
+    impossible: tuple[str, ...] = ()
 
 
 def given_facts(role: Role, flags: Flags) -> dict[str, Any]:
@@ -192,7 +194,7 @@ def command_facts(
     if blank:
         # What is given and not known must not be read as not given.
         facts = facts.model_copy(update={**blank, "whole_command": False})
-    return ReadFacts(facts, named_role(flags.values), (*problems, *refused))
+    return ReadFacts(facts, named_role(flags.values), tuple(problems), tuple(refused))
 
 
 def hidden_fact(role: Role, name: str) -> str:

@@ -74,7 +74,9 @@ def server_facts(
     else:
         told["memory_kinds"] = frozenset(_kinds(info))
     facts, refused = validated(role, told)
-    return ReadFacts(facts, role, (*problems, *refused))
+    if refused:
+        raise NoServerInfo(f"its {refused[0]}")
+    return ReadFacts(facts, role, tuple(problems))
 
 
 def card_facts(role: Role, settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
