@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from domain_world import World, ready_world
 
 from pdoperator.domain.actions import EmitEvent, Memory, SetGate
 from pdoperator.domain.decide import decide
+from pdoperator.domain.lifecycle import exit_evidence
 from pdoperator.domain.observed import ContainerSeen, Observed, PodSeen
 from pdtransfer.contract.base import Role
 
@@ -93,3 +95,14 @@ def test_an_engine_that_ends_without_an_error_code_says_why_it_may() -> None:
     assert reason == "Crashing"
     assert "restarted 1 time: engine exited with 0 Completed. No error code: SGLang ends so when a process" in message
     assert message.endswith("--previous. It is loading again.")
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [(137, "engine exited with 137 (SIGKILL)"), (139, "engine exited with 139 (SIGSEGV)"),
+     (1, "engine exited with 1"), (200, "engine exited with 200")],
+)  # fmt: skip
+def test_an_exit_code_names_the_signal_that_ended_the_engine(code: int, says: str) -> None:
+    pod = ready_world().observe().pods[0]
+    ended = ContainerSeen("engine", restarts=1, last_exit_code=code, last_exit_reason="Error")
+    assert exit_evidence(replace(pod, containers=(ended,))) == says

@@ -8,6 +8,7 @@ first and deleted then.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field, replace
 
 from pdoperator.api.conditions import Reason
@@ -52,11 +53,19 @@ def exit_evidence(pod: PodSeen) -> str:
     for c in pod.containers:
         if c.last_exit_code is not None and (c.last_exit_code != 0 or c.restarts):
             # Error only repeats that the code is not 0; OOMKilled and the like say more.
-            why = f" {c.last_exit_reason}" if c.last_exit_reason not in ("", "Error") else ""
+            why = f" {c.last_exit_reason}" if c.last_exit_reason not in ("", "Error") else _signal(c.last_exit_code)
             said = last_words(c.last_exit_message)
             tail = f": {said}" if said else ""
             told.append(f"{c.name} exited with {c.last_exit_code}{why}{tail}")
     return "; ".join(told)
+
+
+def _signal(exit_code: int) -> str:
+    """` (SIGKILL)` and so on: a process that a signal ended has 128 and its number for an exit code."""
+    try:
+        return f" ({signal.Signals(exit_code - 128).name})"
+    except ValueError:
+        return ""
 
 
 def next_backoff(old: PodBackoff, now: float, evidence: str, settings: DecideSettings) -> PodBackoff:
