@@ -91,10 +91,8 @@ def read_side(role: Role, text: str, accelerator: Accelerator | None, options: C
         for name in unknown
     ]
     facts = read.facts.model_copy(update={"draft_layers": draft_layers(read.facts.draft_model)})
-    if options.same_host:
-        facts = facts.model_copy(update={"host": None})
     assumed = ("environment variables that the command line does not set are not set", *command.assumed)
-    return Side(facts, source, tuple(findings), unread(flags), assumed)
+    return Side(facts, source, tuple(findings), unread(flags), assumed, options.same_host)
 
 
 def _of_role(role: Role, commands: Sequence[Command]) -> tuple[Command, Flags]:

@@ -139,10 +139,7 @@ def _side(
 ) -> Side:
     facts = found.facts.model_copy(update=dict(more))
     told = [Finding("NotRead", "Unknown", f"{facts.role.value}: {p}") for p in found.problems]
-    if same_host:
-        # On one host a loopback address is reached.
-        facts = facts.model_copy(update={"host": None})
-    return Side(facts, address, (*told, *findings), assumed=_assumed(facts))
+    return Side(facts, address, (*told, *findings), assumed=_assumed(facts), same_host=same_host)
 
 
 def _assumed(facts: RoleFacts) -> tuple[str, ...]:

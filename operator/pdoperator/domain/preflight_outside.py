@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
+from pdoperator.domain.flag_words import in_flags
 from pdoperator.domain.preflight import Finding, Preflight
 from pdtransfer.contract import compat
 from pdtransfer.contract.base import Role
@@ -14,9 +15,13 @@ from pdtransfer.contract.compat.checker import CARD_FACTS, STATED_FACTS
 from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.sglang_cli import BY_DEST, READ_FROM, Flags, is_read
 
+REACHABLE = "H5"
+"""Rule about the addresses that servers listen on."""
+
 _HOW_TO_KNOW: Mapping[str, str] = {
     "geometry": "pass --model-config with the model's config.json",
     "engine_version": "pass --engine-version",
+    "page_size": "set --page-size on both sides, or pass --model-config and --gpu, from which it follows",
     "accelerator": "pass --gpu, or --prefill-gpu and --decode-gpu",
     "decode_tp_sizes": "pass every decode group that this prefill serves",
     "nixl_plugins": "pass --nixl-plugins; {}",
@@ -39,6 +44,8 @@ class Side:
     not_checked: tuple[str, ...] = ()
     """Flags that were given and that no rule of fit reads."""
     assumed: tuple[str, ...] = ()
+    same_host: bool = False
+    """It runs on one host with the other side."""
 
     @property
     def role(self) -> Role:
@@ -157,7 +164,10 @@ def check_pair(prefill: Side, decode: Side) -> Outside:
         fact = f.needs.rpartition(".")[2]
         if fact in CARD_FACTS:
             continue  # Only a rank that runs pdtransfer tells it.
-        action = f.action
+        if f.rule == REACHABLE and prefill.same_host and decode.same_host:
+            findings.append(Finding(f.rule, "Pass", "both roles run on one host, where each reaches the other"))
+            continue
+        action = in_flags(f.action)
         if f.needs:
             where = "its answer" if prefill.facts.observed else "a command line"
             action = _how(fact) or f"{where} does not tell it: compare it on both sides"
