@@ -375,6 +375,7 @@ def test_values_for_the_status() -> None:
         "hicacheStorageBackend": "none",
         "hicacheRatio": None,
         "hicacheSizeGB": 0,
+        "nixlPlugin": "UCX",
     }
     plain = effective_values(facts.model_copy(update={"role": Role.PREFILL}))
     assert "hicacheRatio" not in plain and plain["optimisticPrefillAttempts"] == 0

@@ -220,12 +220,12 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("H12", "gqa8", {"max_top_logprobs": None}, "UUU"),
     ("H13", "gqa8", {"mooncake_tcp": True, "ib_device": "mlx5_0"}, "WWW"),
     ("H13", "gqa8", {"mooncake_tcp": True}, "PPP"),
-    ("H14", "gqa8", {"nixl_params": "{num_threads: 4}"}, "PFP"),
-    ("H14", "gqa8", {"nixl_params": '{"num_threads": 4}'}, "PFP"),
-    ("H14", "gqa8", {"nixl_params": '["a"]'}, "PFP"),
+    ("H14", "gqa8", {"nixl_params": "{num_threads: 4}"}, "FFP"),
+    ("H14", "gqa8", {"nixl_params": '{"num_threads": 4}'}, "FFP"),
+    ("H14", "gqa8", {"nixl_params": '["a"]'}, "FFP"),
     ("H14", "gqa8", {"nixl_params": UCX}, "PPP"),
     ("H14", "gqa8", prefill(nixl_params=UCX), "PPP"),
-    ("H14", "gqa8", prefill(nixl_params='{"ucx_error_handling_mode": "none"}'), "PWP"),
+    ("H14", "gqa8", prefill(nixl_params='{"ucx_error_handling_mode": "none"}'), "WWP"),
     ("H14", "gqa8", prefill(nixl_params='{"device_list": "mlx5_0"}'), "PPP"),
 ]
 

@@ -54,6 +54,7 @@ def test_running_ranks_tell_their_page_dtype_and_memory() -> None:
         "kvCacheDtype": "float32",
         "kvMemory": "DRAM",
         "maxTotalTokens": "128",
+        "nixlPlugin": "UCX",
         "pageSize": "16",
     }
     assert sorted(told["observed"]) == sorted(told["settings"])

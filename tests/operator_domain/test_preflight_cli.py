@@ -123,13 +123,9 @@ def test_rdma_without_anything_that_brings_an_hca_is_refused_and_tcp_is_warned_a
     assert [f.rule for f in warned] == ["TCPFabric"]
 
 
-def test_sglang_with_our_backend_fits_and_its_nixl_plugin_can_not_be_chosen_yet() -> None:
-    sglang = {"type": "SGLang", "image": "sg:1"}
-    assert fails(engine=sglang) == set()
+def test_sglang_with_our_backend_fits() -> None:
+    assert fails(engine={"type": "SGLang", "image": "sg:1"}) == set()
     assert fails(engine={"image": "sg:1"}) == set()  # both fields at their defaults
-    plugin = {"name": "LIBFABRIC"}
-    assert fails(engine=sglang, transfer__plugin=plugin) == {"EngineNotSupportedYet"}
-    assert "EngineNotSupportedYet" not in fails(engine=sglang, transfer__plugin=plugin, transfer__backend="NIXL")
 
 
 def test_fields_that_nothing_reads_yet_are_warned_about() -> None:
@@ -148,8 +144,6 @@ def test_fields_that_nothing_reads_yet_are_warned_about() -> None:
         ({"decode__retractionBackup": "none"}, "spec.decode.retractionBackup"),
         ({"decode__hostKV": {"mode": "HostReceive", "size": "8G"}}, "spec.decode.hostKV.size"),
         ({"decode__hostKV": {"mode": "HostReceive", "threshold": 0.5}}, "spec.decode.hostKV.threshold"),
-        ({"transfer__plugin": {"name": "LIBFABRIC"}}, "spec.transfer.plugin"),
-        ({"transfer__plugin": {"parameters": {"num_workers": "2"}}}, "spec.transfer.plugin"),
     ],
 )
 def test_what_the_reference_engine_would_pass_over_is_refused(change: dict[str, Any], named: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from reference_kit import free_port
 from safetensors.torch import load_file, save_file
 
+from pdtransfer.contract.nixl_plugins import PARAMS_VARIABLE, PLUGIN_VARIABLE
 from pdtransfer.engines.reference.link import endpoint_config
 from pdtransfer.engines.reference.main import main
 from pdtransfer.engines.reference.options import parse_options
@@ -90,8 +91,6 @@ def test_a_spoiled_checkpoint_is_named_with_exit_code_2(
         (["--kv-quarantine-mib", str(1 << 40)], "--kv-quarantine-mib must be in 0"),
         (["--kv-digest"], "are decode's"),
         (["--disaggregation-mode", "prefill", "--kv-strategy", "staged"], "are decode's"),
-        (["--nixl-params", "{num_workers: 2}"], "--nixl-params is no JSON"),
-        (["--nixl-params", '{"num_workers": 2}'], "--nixl-params has 'num_workers'"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(flags: list[str], words: str) -> None:
@@ -101,27 +100,34 @@ def test_flags_that_do_not_fit_are_refused(flags: list[str], words: str) -> None
 
 @pytest.mark.nixl
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("plugin", "parameters", "words"),
     [
-        (
-            ["--nixl-plugin", "POSIX"],
-            "POSIX moves memory to storage, not to another rank; the NIXL plugins",
-        ),
-        (["--nixl-params", '{"workers": "2"}'], "NIXL's UCX reads no parameter workers; it reads device_list"),
+        ("POSIX", "", "POSIX moves memory to storage, not to another rank; the NIXL plugins that carry KV are"),
+        ("", '{"workers": "2"}', "NIXL's UCX reads no parameter workers; it reads device_list"),
+        ("", '{"num_workers": 2}', f"{PARAMS_VARIABLE} has 'num_workers' with the value 2, which is no string"),
     ],
 )
 def test_a_plugin_or_a_parameter_that_nixl_can_not_use_is_said_with_what_there_is(
-    flags: list[str], words: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plugin: str,
+    parameters: str,
+    words: str,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv(PLUGIN_VARIABLE, plugin)
+    monkeypatch.setenv(PARAMS_VARIABLE, parameters)
     alone = ["--disaggregation-mode", "prefill", "--peers-file", str(tmp_path / "cards"), "--port", "0"]
-    assert main(["--model-path", str(tiny), *alone, "--disaggregation-bootstrap-port", str(free_port()), *flags]) == 2
+    assert main(["--model-path", str(tiny), *alone, "--disaggregation-bootstrap-port", str(free_port())]) == 2
     said = capsys.readouterr().err
     assert words in said and "Traceback" not in said
 
 
-def test_the_plugin_and_its_parameters_reach_the_agent() -> None:
-    flags = ["--nixl-plugin", "LIBFABRIC", "--nixl-params", '{"num_threads": "4"}']
-    config = endpoint_config(parse_options(["--model-path", "m", *flags]), 1 << 20)
+def test_the_plugin_and_its_parameters_reach_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLUGIN_VARIABLE, "LIBFABRIC")
+    monkeypatch.setenv(PARAMS_VARIABLE, '{"num_threads": "4"}')
+    config = endpoint_config(parse_options(["--model-path", "m"]), 1 << 20)
     assert (config.nixl_plugin, dict(config.nixl_params)) == ("LIBFABRIC", {"num_threads": "4"})
 
 

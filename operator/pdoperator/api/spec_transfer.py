@@ -88,13 +88,19 @@ class FabricSpec(ApiModel):
 
 
 class PluginSpec(ApiModel):
-    """The NIXL backend under the transfer. transfer.backend PDCluster has UCX with its defaults only, so far."""
+    """NIXL's backend under the transfer, and its parameters (transfer.backend PDCluster and NIXL)."""
 
     name: Annotated[str, StringConstraints(pattern="^[A-Z][A-Z0-9_]*$", max_length=64)] = Field(
-        default="UCX", description="NIXL backend: UCX, or LIBFABRIC (EFA needs it)."
+        default="UCX",
+        description="NIXL backend: UCX, or LIBFABRIC (EFA needs it; not tried with transfer.backend PDCluster).",
     )
     parameters: StringMap = Field(
-        default={}, json_schema_extra=MAP, description="Parameters of the NIXL backend, as strings."
+        default={},
+        json_schema_extra=MAP,
+        description="Parameters of the NIXL backend, as strings. UCX: device_list, engine_config (UCX settings, for "
+        "example TLS=rc), num_threads, num_workers, split_batch_size, ucx_num_device_channels. LIBFABRIC: "
+        "max_bw_per_dram_seg, num_threads, post_queue_size, split_batch_size, striping_threshold. With "
+        "transfer.backend PDCluster one that nothing reads is refused.",
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from typing import Any
 
 from pdoperator.api import names
 from pdoperator.api.spec import EnvVar, FabricType, PDClusterSpec, TimeoutsSpec
-from pdoperator.domain.transfer_settings import PLUGIN_ENV
+from pdoperator.domain.transfer_settings import PLUGIN_ENV, nixl_env
 from pdtransfer.contract.base import Backend
 
 OWN_ENV = (
@@ -82,14 +81,7 @@ def _defaults(spec: PDClusterSpec, theirs: Collection[str]) -> list[dict[str, An
 
 def sglang_env(spec: PDClusterSpec) -> list[dict[str, Any]]:
     """What SGLang takes from the environment, only where the spec differs from SGLang's own defaults."""
-    env: list[dict[str, Any]] = []
-    plugin = spec.transfer.plugin
-    if spec.transfer.backend is not Backend.MOONCAKE:
-        if plugin.name != "UCX":
-            env.append({"name": "SGLANG_DISAGGREGATION_NIXL_BACKEND", "value": plugin.name})
-        if plugin.parameters:
-            text = json.dumps(dict(sorted(plugin.parameters.items())), separators=(",", ":"))
-            env.append({"name": "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS", "value": text})
+    env = nixl_env(spec)
     waiting = spec.transfer.timeouts.waiting_seconds
     if waiting != TimeoutsSpec().waiting_seconds:
         for name in ("BOOTSTRAP", "WAITING"):

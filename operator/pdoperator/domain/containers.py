@@ -15,7 +15,7 @@ from pdoperator.domain.engine_command import engine_command
 from pdoperator.domain.plugin import launched, plugin_env, plugin_mount, wants_plugin
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.domain.template import merge_mounts
-from pdoperator.domain.transfer_settings import setting_env
+from pdoperator.domain.transfer_settings import nixl_env, setting_env
 from pdtransfer.contract.base import Backend, EngineType, Role
 
 PRESTOP_SECONDS = 5
@@ -118,7 +118,9 @@ def engine_container(spec: PDClusterSpec, side: Role, role: RoleSpec, settings: 
         mounts.append(_mount(names.VOLUME_TLS, names.TLS_DIR, read_only=True))
     env = own_env(with_sidecar=wants_sidecar(spec))
     theirs = user_env(role.env)
-    if not reference:
+    if reference:
+        env += nixl_env(spec)
+    else:
         env += sglang_env(spec) + replaceable_env(spec, {e["name"] for e in theirs})
     if wants_plugin(spec):
         command = launched(command)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdoperator.api.spec import HostKVSpec, PDClusterSpec, PluginSpec, RoleSpec, TransferSpec
+from pdoperator.api.spec import HostKVSpec, PDClusterSpec, RoleSpec, TransferSpec
 from pdoperator.domain.engine_command import GB, own_args, whole_gb
 from pdoperator.domain.engine_flags import owned_flag
 from pdoperator.domain.facts import engine_version, memory_limit
@@ -21,14 +21,6 @@ def engine_findings(spec: PDClusterSpec) -> list[Finding]:
     if spec.engine.type is EngineType.REFERENCE:
         return [*_not_of_reference(spec), *_without_our_backend(spec)]
     found = []
-    if spec.transfer.backend is Backend.PDCLUSTER and spec.transfer.plugin != PluginSpec():
-        found.append(
-            fail(
-                "EngineNotSupportedYet",
-                "spec.transfer.plugin is set, but backend PDCluster has NIXL's UCX with its defaults only, so far",
-                "Remove spec.transfer.plugin, or set spec.transfer.backend to NIXL, whose limits then apply.",
-            )
-        )
     if spec.model.served_name and ":" in spec.model.served_name:
         found.append(
             fail(
@@ -104,7 +96,6 @@ def _not_of_reference(spec: PDClusterSpec) -> list[Finding]:
     decode = spec.decode
     host = decode.host_kv
     told += _set(
-        ("spec.transfer.plugin", spec.transfer.plugin != PluginSpec()),
         ("spec.decode.radixCache", decode.radix_cache),
         ("spec.decode.retractionBackup", decode.retraction_backup is not None),
         ("spec.decode.hostKV.size", host.size is not None),

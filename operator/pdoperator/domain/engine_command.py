@@ -24,6 +24,7 @@ from pdoperator.api.spec import (
 from pdoperator.domain.transfer_settings import reference_flags
 from pdtransfer.contract.base import Backend, EngineType, Role
 from pdtransfer.contract.facts import HostKVMode
+from pdtransfer.contract.nixl_plugins import DEFAULT
 
 BACKEND_FLAG = {Backend.PDCLUSTER: "pdcluster", Backend.NIXL: "nixl", Backend.MOONCAKE: "mooncake"}
 MOONCAKE_TCP = "mooncake_tcp"
@@ -92,7 +93,7 @@ def _reference(spec: PDClusterSpec, side: Role) -> list[str]:
     if spec.model.revision:
         args += ["--model-revision", spec.model.revision]
     args += ["--sidecar-socket", names.SOCKET_PATH, "--tls-dir", names.TLS_DIR]
-    if spec.transfer.fabric.devices:
+    if spec.transfer.fabric.devices and spec.transfer.plugin.name == DEFAULT:
         args += ["--net-devices", ",".join(spec.transfer.fabric.devices)]
     limits = spec.transfer.timeouts
     args += ["--kv-waiting-timeout", str(limits.waiting_seconds)]

@@ -14,13 +14,13 @@ from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.compat.observed import facts_from_cards
 from pdtransfer.contract.effective import Effective, effective, effective_values
 from pdtransfer.contract.effective.rewrite import Value
-from pdtransfer.contract.effective.shown import ALWAYS, DECODE, HICACHE, PREFILL
+from pdtransfer.contract.effective.shown import ALWAYS, DECODE, HICACHE, NIXL, PREFILL
 from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.launch_defaults import LAUNCH_DEFAULTS
 
-FIELDS: Mapping[str, str] = {**ALWAYS, **DECODE, **PREFILL, **HICACHE}
+FIELDS: Mapping[str, str] = {**ALWAYS, **DECODE, **PREFILL, **HICACHE, **NIXL}
 """Name of a setting in the status -> fact."""
-OF_CARDS = ("pageSize", "kvCacheDtype", "attentionDataParallelSize", "attentionTensorParallelSize")
+OF_CARDS = ("pageSize", "kvCacheDtype", "attentionDataParallelSize", "attentionTensorParallelSize", *NIXL)
 """Settings that every card tells."""
 OF_REFERENCE = (*OF_CARDS, "hostKV")
 """Settings that the Reference engine has."""

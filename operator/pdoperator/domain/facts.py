@@ -13,10 +13,12 @@ from pdoperator.api.spec import PDClusterSpec, RoleSpec, RouterType
 from pdoperator.domain.container_env import replaceable_env, sglang_env
 from pdoperator.domain.engine_command import engine_command
 from pdoperator.domain.revision import role_spec
+from pdoperator.domain.transfer_settings import nixl_env
 from pdtransfer.contract.accelerator import Accelerator, from_capability
 from pdtransfer.contract.base import Backend, EngineType, MemoryKind, Role
 from pdtransfer.contract.facts import NO_LIMIT, HostKVMode, RoleFacts
 from pdtransfer.contract.geometry import ModelGeometry
+from pdtransfer.contract.nixl_plugins import DEFAULT, PARAMS_VARIABLE, PLUGIN_VARIABLE
 from pdtransfer.contract.sglang_cli import (
     Flags,
     command_facts,
@@ -45,12 +47,12 @@ def environment(spec: PDClusterSpec, side: RoleSpec) -> dict[str, str]:
     """Variables of the engine container, as it gets them. One whose value only the pod knows (valueFrom) has the
     value `$(its name)`."""
     theirs = {e.name: e.value if e.value is not None else f"$({e.name})" for e in side.env}
-    if spec.engine.type is EngineType.REFERENCE:
-        return theirs
 
     def plain(entries: list[dict[str, Any]]) -> dict[str, str]:
         return {e["name"]: str(e["value"]) for e in entries if "value" in e}
 
+    if spec.engine.type is EngineType.REFERENCE:
+        return theirs | plain(nixl_env(spec))
     return plain(replaceable_env(spec)) | theirs | plain(sglang_env(spec))
 
 
@@ -131,6 +133,8 @@ def _of_reference(spec: PDClusterSpec, role: Role, geometry: ModelGeometry | Non
     """It has one scheduler without a radix tree, mixed chunks, caches or speculation, and splits by tensor only."""
     side = role_spec(spec, role)
     host_kv = spec.decode.host_kv.mode if role is Role.DECODE else HostKVMode.OFF
+    variables = environment(spec, side)
+    over_nixl = spec.transfer.backend is not Backend.MOONCAKE
     facts: dict[str, Any] = given_facts(role, read_flags(side.extra_args))
     facts |= {
         "engine": EngineType.REFERENCE,
@@ -147,7 +151,8 @@ def _of_reference(spec: PDClusterSpec, role: Role, geometry: ModelGeometry | Non
         "hierarchical_cache": side.hierarchical_cache is not None,
         "host_kv": host_kv,
         "memory_kinds": _registered(role, host_kv),
-        "nixl_backend": spec.transfer.plugin.name if spec.transfer.backend is not Backend.MOONCAKE else None,
+        "nixl_backend": variables.get(PLUGIN_VARIABLE) or DEFAULT if over_nixl else None,
+        "nixl_params": variables.get(PARAMS_VARIABLE, ""),
         "bootstrap_port": names.PORT_BOOTSTRAP,
         "host": "0.0.0.0",
     }

@@ -12,6 +12,7 @@ from pdoperator.api import names
 from pdoperator.api.spec import PDClusterSpec
 from pdoperator.domain.settings import DecideSettings
 from pdtransfer.contract.base import Backend, EngineType
+from pdtransfer.contract.nixl_plugins import DEFAULT
 
 PLUGIN_DIR = f"{names.PLUGIN_VOLUME_DIR}/plugin"
 """A folder in the volume, not the volume itself: it appears whole or not at all."""
@@ -61,7 +62,8 @@ def launched(command: list[str]) -> list[str]:
 def plugin_env(spec: PDClusterSpec) -> list[dict[str, str]]:
     """What the plugin reads beside OWN_ENV's identity, socket and certificates; the Reference engine has flags for it.
     How long one side waits for the other is SGLang's own setting (container_env.sglang_env)."""
-    devices = ",".join(spec.transfer.fabric.devices)
+    # Another plugin than UCX chooses its devices itself (the fit check says so).
+    devices = ",".join(spec.transfer.fabric.devices) if spec.transfer.plugin.name == DEFAULT else ""
     values = {
         "PDTRANSFER_TRANSFER_TIMEOUT": str(spec.transfer.timeouts.transfer_seconds),
         "PDTRANSFER_NET_DEVICES": devices,

@@ -8,6 +8,7 @@ from pdoperator.domain.container_env import OWN_ENV
 from pdoperator.domain.engine_checks import engine_findings
 from pdoperator.domain.engine_flags import owned_flags
 from pdoperator.domain.finding import Finding, fail, warn
+from pdoperator.domain.nixl_checks import nixl_findings
 from pdoperator.domain.revision import role_spec
 from pdtransfer.contract.base import Backend, EngineType, Role
 
@@ -18,7 +19,7 @@ def spec_findings(spec: PDClusterSpec) -> list[Finding]:
     for role in Role:
         found += _role(spec, role_spec(spec, role), f"spec.{role.value}")
     found += _without_effect_yet(spec)
-    found += engine_findings(spec)
+    found += engine_findings(spec) + nixl_findings(spec)
     if not spec.model.source and not spec.model.volume:
         found.append(
             fail(

@@ -6,12 +6,15 @@ Strategy, digest and quarantine are decode's: it asks, prefill obeys.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from pdoperator.api.quantities import parse_quantity
 from pdoperator.api.spec import PDClusterSpec, TransferStrategy
 from pdtransfer.contract.base import Backend, Role
+from pdtransfer.contract.nixl_plugins import DEFAULT, PARAMS_VARIABLE, PLUGIN_VARIABLE
 
 MIB = 1 << 20
 PLUGIN_ENV = (
@@ -62,6 +65,18 @@ def reference_flags(spec: PDClusterSpec, side: Role) -> list[str]:
     flags += [] if said.staging_mib is None else ["--kv-staging-mib", str(said.staging_mib)]
     flags += [] if said.quarantine_mib is None else ["--kv-quarantine-mib", str(said.quarantine_mib)]
     return flags
+
+
+def nixl_env(spec: PDClusterSpec) -> list[dict[str, Any]]:
+    """NIXL's plugin and its parameters for either engine, in SGLang's own variables, where they are not the default."""
+    plugin = spec.transfer.plugin
+    if spec.transfer.backend is Backend.MOONCAKE:
+        return []
+    env = [] if plugin.name == DEFAULT else [{"name": PLUGIN_VARIABLE, "value": plugin.name}]
+    if plugin.parameters:
+        text = json.dumps(dict(sorted(plugin.parameters.items())), separators=(",", ":"))
+        env.append({"name": PARAMS_VARIABLE, "value": text})
+    return env
 
 
 def setting_env(spec: PDClusterSpec, side: Role) -> list[dict[str, str]]:

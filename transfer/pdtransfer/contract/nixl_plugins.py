@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping
 
 READ_FROM = "1.5.1"
 DEFAULT = "UCX"
+PLUGIN_VARIABLE = "SGLANG_DISAGGREGATION_NIXL_BACKEND"
+PARAMS_VARIABLE = "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"
+"""Variables that choose plugin and parameters. They are SGLang's own; every engine with this backend reads them too."""
 PARAMETERS: Mapping[str, frozenset[str]] = {
     "UCX": frozenset(
         {

@@ -146,7 +146,7 @@ def h13(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 @H.rule(
     "H14",
     "NIXL's parameters are a JSON object of strings",
-    columns(nixl=Outcome.START),
+    columns(Outcome.START, Outcome.START),
     needs=("nixl_params",),
     change=f"set spec.transfer.plugin.parameters, and no {_PARAMS} in env",
     engines=SGLANG_ONLY,

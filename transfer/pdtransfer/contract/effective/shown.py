@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdtransfer.contract.accelerator import Accelerator
-from pdtransfer.contract.base import Role
+from pdtransfer.contract.base import Backend, Role
 from pdtransfer.contract.effective.engine import effective
 from pdtransfer.contract.effective.rewrite import Value
 from pdtransfer.contract.facts import HostKVMode, RoleFacts
@@ -35,6 +35,7 @@ HICACHE: Mapping[str, str] = {
     "hicacheRatio": "hicache_ratio",
     "hicacheSizeGB": "hicache_size",
 }
+NIXL: Mapping[str, str] = {"nixlPlugin": "nixl_backend", "nixlParameters": "nixl_params"}
 
 
 def effective_values(
@@ -42,7 +43,7 @@ def effective_values(
 ) -> dict[str, Value]:
     """Settings that the engine will run with, by their names in camel case. None is not known yet (or, for a
     limit and the memory fraction, not set); those of HiCache are there where it, or a pool for retraction,
-    is on."""
+    is on, those of NIXL where NIXL moves the KV and they are set."""
     now = effective(facts, geometry, accelerator).facts
     names = {**ALWAYS, **(DECODE if now.role is Role.DECODE else PREFILL)}
     if now.dsa_backend is not None:
@@ -50,6 +51,8 @@ def effective_values(
     pool = now.role is Role.DECODE and now.retraction_backup == "host_pool"
     if now.hierarchical_cache or now.decode_offload or pool:
         names |= HICACHE
+    if now.backend is not Backend.MOONCAKE:
+        names |= {name: fact for name, fact in NIXL.items() if getattr(now, fact) not in (None, "", "{}")}
     shown: dict[str, Value] = {name: _value(getattr(now, field)) for name, field in names.items()}
     shown["attentionTensorParallelSize"] = now.attention_tp
     if now.host_kv is not HostKVMode.OFF:

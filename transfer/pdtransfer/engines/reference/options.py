@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from pdtransfer.contract.nixl_params import parse_nixl_params
-from pdtransfer.contract.nixl_plugins import DEFAULT
+from pdtransfer.contract.nixl_plugins import DEFAULT, PARAMS_VARIABLE, PLUGIN_VARIABLE
 from pdtransfer.engines.reference.problems import SetupError
 
 MODES = ("null", "prefill", "decode")
@@ -54,6 +54,7 @@ class Options:
     pod_revision: str = ""
     net_devices: str | None = None
     nixl_plugin: str = DEFAULT
+    """It and its parameters are told by variables, as to SGLang."""
     nixl_params: tuple[tuple[str, str], ...] = ()
     kv_strategy: Literal["auto", "sliced", "staged", "merge", "split"] = "auto"
     kv_digest: bool = False
@@ -118,7 +119,7 @@ def parse_options(argv: list[str] | None = None) -> Options:
 def _nixl_params(text: str) -> tuple[tuple[str, str], ...]:
     parameters, problem = parse_nixl_params(text)
     if problem:
-        raise SetupError(f"--nixl-params {problem}")
+        raise SetupError(f"{PARAMS_VARIABLE} {problem}")
     return tuple(sorted(parameters.items()))
 
 
@@ -151,8 +152,8 @@ def _options(args: argparse.Namespace) -> Options:
         pod_name=args.pod_name,
         pod_revision=args.pod_revision,
         net_devices=args.net_devices,
-        nixl_plugin=args.nixl_plugin,
-        nixl_params=_nixl_params(args.nixl_params),
+        nixl_plugin=os.environ.get(PLUGIN_VARIABLE, "").strip() or DEFAULT,
+        nixl_params=_nixl_params(os.environ.get(PARAMS_VARIABLE, "").strip()),
         kv_strategy=args.kv_strategy,
         kv_digest=args.kv_digest,
         kv_staging_mib=args.kv_staging_mib,
@@ -206,8 +207,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--pod-name", default=env("POD_NAME", ""))
     add("--pod-revision", default=env("PDCLUSTER_REVISION", ""))
     add("--net-devices", default=env("UCX_NET_DEVICES"), help="network devices for NIXL's UCX")
-    add("--nixl-plugin", default=DEFAULT, help="NIXL backend under the transfer: UCX, or LIBFABRIC")
-    add("--nixl-params", default="", help='its parameters, a JSON object of texts such as {"num_workers": "2"}')
     add(
         "--kv-strategy",
         choices=KV_STRATEGIES,

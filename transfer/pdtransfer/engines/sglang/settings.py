@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Literal, get_args, get_type_hints
 
 from pdtransfer.contract.nixl_params import parse_nixl_params
-from pdtransfer.contract.nixl_plugins import DEFAULT
+from pdtransfer.contract.nixl_plugins import DEFAULT, PARAMS_VARIABLE, PLUGIN_VARIABLE
 from pdtransfer.session.api import EndpointConfig
 
 MAX_MIB = 1 << 20
 MAX_SECONDS = 86400
-PLUGIN, PARAMS = "SGLANG_DISAGGREGATION_NIXL_BACKEND", "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
@@ -66,9 +65,9 @@ def read_settings(env: Mapping[str, str] | None = None) -> Settings:
     known = get_args(get_type_hints(EndpointConfig)["strategy"])
     if strategy not in known:
         raise BadSetting(f"PDTRANSFER_STRATEGY: {strategy!r} is unknown; it is one of {', '.join(known)}")
-    parameters, problem = parse_nixl_params(env.get(PARAMS, "").strip())
+    parameters, problem = parse_nixl_params(env.get(PARAMS_VARIABLE, "").strip())
     if problem:
-        raise BadSetting(f"{PARAMS}: it {problem}")
+        raise BadSetting(f"{PARAMS_VARIABLE}: it {problem}")
     socket, tls = env.get("PDTRANSFER_SOCKET", ""), env.get("PDTRANSFER_TLS_DIR", "")
     return Settings(
         cluster_uid=env.get("PDCLUSTER_UID", ""),
@@ -84,7 +83,7 @@ def read_settings(env: Mapping[str, str] | None = None) -> Settings:
         quarantine_mib=_mib(env, "PDTRANSFER_QUARANTINE_MIB"),
         transfer_seconds=_seconds(env, "PDTRANSFER_TRANSFER_TIMEOUT"),
         net_devices=env.get("PDTRANSFER_NET_DEVICES", "").strip() or None,
-        nixl_plugin=env.get(PLUGIN, "").strip() or DEFAULT,
+        nixl_plugin=env.get(PLUGIN_VARIABLE, "").strip() or DEFAULT,
         nixl_params=parameters,
         emulated_vram=_flag(env, "PDTRANSFER_EMULATE_VRAM"),
     )
