@@ -15,8 +15,10 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
 
-from test_pd_sidecar import ask, start_pod, wire
+from pod_kit import ask, start_pod, wire
+from reference_kit import await_healthy
 
 from pdtransfer.engines.reference.tiny_model import make_tiny_model
 
@@ -44,8 +46,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_tiny_model(folder / "model")
-        from reference_kit import await_healthy
-
         pods = (
             start_pod("prefill", 1, folder / "p", folder / "model"),
             start_pod("decode", 2, folder / "d", folder / "model"),

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
-
 from pair_kit import Pair, idle
 from reference_kit import Running, Truth
 
-from pdtransfer.engines.reference.tiny_model import make_tiny_model
-
 pytestmark = pytest.mark.nixl
 WAITING = 4.0
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    make_tiny_model(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +36,8 @@ def busy(engine: Running, **load: int) -> None:
         time.sleep(0.02)
 
 
-def test_a_full_decode_pool_queues_and_then_refuses_by_name(pair: Pair, model: Path) -> None:
-    pair.serve(*Truth(model).decided(20, 4))  # the roster is there
+def test_a_full_decode_pool_queues_and_then_refuses_by_name(pair: Pair, truth: Truth) -> None:
+    pair.serve(*truth.decided(20, 4))  # the roster is there
     with ThreadPoolExecutor(1) as pool:
         # It holds the whole pool and waits for a prefill that is never asked.
         holder = pool.submit(pair.decode.generate, list(range(3, 60)), 4, **pair.fields())
@@ -61,8 +48,7 @@ def test_a_full_decode_pool_queues_and_then_refuses_by_name(pair: Pair, model: P
     idle(pair.decode)
 
 
-def test_misfits_and_deaths_are_named_in_time_and_a_room_may_come_again(pair: Pair, model: Path) -> None:
-    truth = Truth(model)
+def test_misfits_and_deaths_are_named_in_time_and_a_room_may_come_again(pair: Pair, truth: Truth) -> None:
     first, first_tokens = truth.decided(58, 4)
     other, other_tokens = truth.decided(60, 4, seed=3)
     pair.serve(first, first_tokens, room=1)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
-
 from reference_kit import launch
-
-from pdtransfer.engines.reference.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.nixl
 
@@ -35,10 +29,9 @@ threading.Thread(target=watch, daemon=True).start()
 
 
 def test_a_failed_endpoint_thread_ends_the_engine_and_every_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, trigger = tmp_path / "model", tmp_path / "now"
-    make_tiny_model(model)
+    trigger = tmp_path / "now"
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(BREAKER.format(trigger=str(trigger)))

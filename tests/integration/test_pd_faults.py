@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,23 +12,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
-
 from pair_kit import Pair, idle
 from reference_kit import Running, Truth, await_healthy
 
-from pdtransfer.engines.reference.tiny_model import make_tiny_model
-
 pytestmark = pytest.mark.nixl
 WAITING = 4.0
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    make_tiny_model(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +38,8 @@ def waiting(pool: ThreadPoolExecutor, pair: Pair, engine: Running) -> Future[htt
     return future
 
 
-def test_a_frozen_prefill_rank_does_not_hang_decodes_requests(pair: Pair, model: Path) -> None:
-    prompt, expected = Truth(model).decided(20, 4)
+def test_a_frozen_prefill_rank_does_not_hang_decodes_requests(pair: Pair, truth: Truth) -> None:
+    prompt, expected = truth.decided(20, 4)
     pair.serve(prompt, expected)
     pid = pair.prefill.info()["ranks"][0]["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -67,8 +54,7 @@ def test_a_frozen_prefill_rank_does_not_hang_decodes_requests(pair: Pair, model:
     idle(pair.decode)
 
 
-def test_faults_end_requests_by_name_and_the_pair_serves_again(pair: Pair, model: Path) -> None:
-    truth = Truth(model)
+def test_faults_end_requests_by_name_and_the_pair_serves_again(pair: Pair, truth: Truth) -> None:
     prompt, expected = truth.decided(33, 6)
     pair.serve(prompt, expected)
 

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +16,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
-
 from reference_kit import Running, Truth, await_healthy, launch
 
 from pdoperator.api.conditions import Reason
@@ -29,21 +25,19 @@ from pdoperator.domain.realprobe import ProbeOutcome, ProbeResult, Unit, remembe
 from pdoperator.domain.realproof import prove
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.pods.engine_probe import EngineProber
-from pdtransfer.engines.reference.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.nixl
 _rooms = itertools.count(7000)
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Running, Running, Running]]:
+def engines(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Running, Running]]:
     """Prefill TP 2, a decode TP 1 with device memory, a decode TP 1 with host memory."""
     folder = tmp_path_factory.mktemp("nixl")
-    make_tiny_model(folder / "model")
 
     def start(role: str, tp: int, memory: str) -> Running:
         return launch(
-            folder / "model",
+            model,
             folder / f"{role}-{memory}.log",
             *("--disaggregation-mode", role, "--tp-size", str(tp), "--kv-memory-kind", memory),
             *("--disaggregation-transfer-backend", "nixl"),
@@ -54,7 +48,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ru
     try:
         for engine in started:
             await_healthy(engine)
-        yield folder / "model", *started
+        yield started[0], started[1], started[2]
     finally:
         codes = [e.stop() for e in started]
     assert codes == [0, 0, 0]
@@ -76,10 +70,9 @@ def ask(prefill: Running, decode: Running, prompt: list[int], new: int) -> httpx
 
 
 def test_peers_meet_on_the_bootstrap_port_and_answers_equal_transformers(
-    engines: tuple[Path, Running, Running, Running],
+    engines: tuple[Running, Running, Running], truth: Truth
 ) -> None:
-    model, prefill, decode, _ = engines
-    truth = Truth(model)
+    prefill, decode, _ = engines
     for length in (7, 40):
         prompt, expected = truth.decided(length, 8)
         answer = ask(prefill, decode, prompt, 8)
@@ -89,9 +82,9 @@ def test_peers_meet_on_the_bootstrap_port_and_answers_equal_transformers(
 
 
 def test_unequal_tp_into_host_memory_is_refused_by_the_rule_that_upstream_has(
-    engines: tuple[Path, Running, Running, Running],
+    engines: tuple[Running, Running, Running],
 ) -> None:
-    _, prefill, _, decode = engines
+    prefill, _, decode = engines
     started = time.monotonic()
     answer = ask(prefill, decode, [5, 6, 7], 2)
     assert answer.status_code == 503, answer.text
@@ -101,7 +94,7 @@ def test_unequal_tp_into_host_memory_is_refused_by_the_rule_that_upstream_has(
 
 
 def test_a_bootstrap_address_where_nobody_listens_is_an_error_at_once(
-    engines: tuple[Path, Running, Running, Running],
+    engines: tuple[Running, Running, Running],
 ) -> None:
     *_, decode = engines
     answer = decode.generate([5], 1, bootstrap_host="127.0.0.1", bootstrap_port=1, bootstrap_room=next(_rooms))
@@ -129,18 +122,18 @@ async def probe(prefill: Running, decode: Running, deadline: float = 60.0) -> Pr
 
 
 async def test_the_operators_request_is_served_by_a_pair_that_works(
-    engines: tuple[Path, Running, Running, Running],
+    engines: tuple[Running, Running, Running],
 ) -> None:
-    _, prefill, decode, _ = engines
+    prefill, decode, _ = engines
     for _ in range(2):
         result = await probe(prefill, decode)
         assert result.outcome is ProbeOutcome.SERVED, result.message
 
 
 async def test_the_operators_request_fails_by_the_rules_name_where_the_backend_can_not_connect(
-    engines: tuple[Path, Running, Running, Running],
+    engines: tuple[Running, Running, Running],
 ) -> None:
-    _, prefill, decode, hosted = engines
+    prefill, decode, hosted = engines
     result = await probe(prefill, hosted)
     assert result.outcome is ProbeOutcome.FAILED
     assert "decode d answers HTTP 503" in result.message and "F3" in result.message
@@ -149,9 +142,9 @@ async def test_the_operators_request_fails_by_the_rules_name_where_the_backend_c
 
 
 async def test_a_prefill_that_stands_still_with_its_health_green_is_found_by_the_deadline(
-    engines: tuple[Path, Running, Running, Running],
+    engines: tuple[Running, Running, Running],
 ) -> None:
-    _, prefill, decode, _ = engines
+    prefill, decode, _ = engines
     ranks = [r["pid"] for r in prefill.info()["ranks"]]
     for pid in ranks:
         os.kill(pid, signal.SIGSTOP)
@@ -171,9 +164,9 @@ async def test_a_prefill_that_stands_still_with_its_health_green_is_found_by_the
 
 
 def test_preflight_reads_two_running_engines(
-    engines: tuple[Path, Running, Running, Running], capsys: pytest.CaptureFixture[str]
+    engines: tuple[Running, Running, Running], model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, prefill, decode, hosted = engines
+    prefill, decode, hosted = engines
     found = {}
     for name, other in (("fits", decode), ("hosted", hosted)):
         urls = ["--server", other.url, "--server", prefill.url]

@@ -16,12 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
-
 from reference_kit import Running, Truth, await_healthy, free_port, launch
-
-from pdtransfer.engines.reference.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.nixl
 PAGE = 16
@@ -76,18 +71,6 @@ def start_pair(
     await_healthy(prefill)
     await_healthy(decode)
     return Pair(prefill, decode)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    make_tiny_model(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def truth(model: Path) -> Truth:
-    return Truth(model)
 
 
 SHAPES = {
