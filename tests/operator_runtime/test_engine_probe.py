@@ -38,6 +38,8 @@ class FakeEngine:
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     connections: set[asyncio.Task[Any]] = field(default_factory=set)
+    abort_answer: bytes = b"HTTP/1.1 200 X\r\nContent-Length: 0\r\n\r\n"
+    """What an abort is answered with, then a byte of it at a time, without end if it is no whole answer."""
     server: asyncio.Server | None = None
     port: int = 0
 
@@ -55,10 +57,14 @@ class FakeEngine:
                 self.asked.append((path, body))
                 if path == "/abort_request":
                     self.aborted.set()
-                    status, data = 200, b""
-                else:
-                    self.arrived.set()
-                    status, data = await self.page(body)
+                    writer.write(self.abort_answer)
+                    while not self.abort_answer.endswith(b"\r\n\r\n"):
+                        writer.write(b"x")
+                        await writer.drain()
+                        await asyncio.sleep(0.01)
+                    continue
+                self.arrived.set()
+                status, data = await self.page(body)
                 writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(data)) + data)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -235,6 +241,18 @@ async def test_a_request_that_hangs_ends_at_its_deadline_and_names_who_was_silen
     assert result.outcome is ProbeOutcome.TIMED_OUT
     assert result.message == "no answer of prefill p0 and decode d0 within 0.2 s"
     assert pair.prefill.aborted.is_set() and pair.decode.aborted.is_set()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 X\r\nX: ", b"HTTP/1.1 200 X\r\nContent-Length: 999999999\r\n\r\nx"])
+async def test_an_abort_that_is_answered_without_end_does_not_hold_the_probe(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    monkeypatch.setattr(engine_probe, "ABORT_SECONDS", 0.3)
+    pair.prefill.page = pair.decode.page = hangs
+    pair.prefill.abort_answer = pair.decode.abort_answer = answer
+    result = await asyncio.wait_for(pair.probe(deadline=0.2), 20)
+    assert result.outcome is ProbeOutcome.TIMED_OUT and pair.decode.aborted.is_set()
+    assert pair.prober.look(UID).running == ()  # the next one can come
 
 
 async def test_prefill_that_never_ends_its_part_is_named_alone(pair: Pair) -> None:
