@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-from kit_pair import Pair, pair
+from kit_faults import heard
+from kit_pair import Pair
 from kit_server import Setting
 from reference_kit import Truth
+from sglang_compare_words import RIGHT, known, lives, raised, released_anyway, told
 
 NEW = 8
 CHECKED = (1, 15, 16, 17, 200, 1000)
@@ -21,6 +22,7 @@ TIMED = 1024
 CHUNK = TIMED
 """No timed prompt is cut: its KV goes in one piece, after prefill has computed it."""
 KV_TOKENS = 16384
+SERVED = "served again"
 LATENCY, SIZE = "kv_transfer_latency_ms", "kv_transfer_total_mb"
 
 
@@ -75,9 +77,13 @@ class Measured:
     """MiB of one request, as SGLang counts them."""
     start_seconds: float = 0.0
     failed: str = ""
-    failed_seconds: float = 0.0
-    healthy_after: str = ""
-    """What /health says after the failure."""
+    """What the clients were told by the first request that got no tokens."""
+    failed_seconds: float | None = None
+    """Until decode's client knew; None: not within the cap."""
+    then: str = ""
+    """What was left after that failure."""
+    answer_seconds: float = 0.0
+    """Of the last request whose tokens were compared."""
 
     @property
     def shape(self) -> str:
@@ -85,53 +91,54 @@ class Measured:
         return f"{self.prefill_tp} -> {self.decode_tp}"
 
 
-def measure(
-    work: Work,
-    scratch: Path,
-    backend: str,
-    shape: tuple[int, int],
-    afterwards: Callable[[Pair], None] | None = None,
-) -> Measured:
-    """Start the pair, ask, do what is to be done with it afterwards if it served, stop it."""
-    found = Measured(backend, *shape)
-    folder = scratch / f"{backend.split()[0]}-{shape[0]}-{shape[1]}"
-    folder.mkdir()
-    try:
-        with pair(work.setting(backend), folder, *shape) as both:
-            found.start_seconds = max(both.prefill.start_seconds, both.decode.start_seconds)
-            if _check(both, work, found):
-                _time(both, work, found)
-                if afterwards is not None:
-                    afterwards(both)
-    except AssertionError as error:  # it did not start
-        found.failed = found.failed or str(error).splitlines()[0]
+def measure(work: Work, both: Pair, backend: str) -> Measured:
+    """Ask a running pair."""
+    found = Measured(backend, both.prefill.setting.tp, both.decode.setting.tp)
+    found.start_seconds = max(both.prefill.start_seconds, both.decode.start_seconds)
+    if _check(both, work, found):
+        _time(both, work, found)
     return found
 
 
 def _check(both: Pair, work: Work, found: Measured) -> bool:
     """Compare tokens; False after the first request that got none."""
+    since = [both.prefill.said(), both.decode.said()]
     for prompt, expected in work.checked:
         found.checked += 1
-        _, decode = both.begin(prompt, NEW, timeout=work.cap)
-        try:
-            answer = decode.result()
-        except httpx.TransportError as error:
-            found.failed = f"decode: {type(error).__name__}"
+        began = time.monotonic()
+        prefill, decode = both.begin(prompt, NEW, timeout=work.cap)
+        answer = heard(decode.result, began)
+        said = told(answer, expected)
+        found.answer_seconds = answer.seconds
+        if said == RIGHT:
+            found.right += 1
+        elif answer.status == 200:
+            found.wrong.append(f"{len(prompt)} tokens: {said}")
         else:
-            if answer.status_code != 200:
-                found.failed = f"HTTP {answer.status_code}: {answer.text[:400]}"
-            elif answer.json()["output_ids"] == expected:
-                found.right += 1
-            else:
-                found.wrong.append(f"{len(prompt)} tokens: {answer.json()['output_ids']} for {expected}")
-            found.failed_seconds = answer.elapsed.total_seconds()
-        if found.failed:
-            found.healthy_after = ", ".join(
-                f"{name} /health {'200' if server.healthy() else 'fails'}"
-                for name, server in (("prefill", both.prefill), ("decode", both.decode))
-            )
+            other = heard(prefill.result, began)
+            found.failed = f"decode's client: {said}; prefill's after {other.seconds:.0f} s: {told(other)}"
+            found.failed_seconds = known(answer)
+            found.then = _left(both, work, since)
             return False
     return True
+
+
+def _left(both: Pair, work: Work, since: list[int]) -> str:
+    """What both servers say of themselves, what they raised, and whether the next request is served."""
+    servers = (both.prefill, both.decode)
+    said = [lives(server) for server in servers]
+    for server, start in zip(servers, since, strict=True):
+        said += raised(server, start)
+    return "; ".join((*said, again(both, work), *released_anyway(both.decode, since[1])))
+
+
+def again(both: Pair, work: Work) -> str:
+    """Does it serve, and after how long."""
+    prompt, expected = work.checked[2]
+    try:
+        return f"{SERVED} after {both.serve_again(prompt, expected, work.cap):.1f} s"
+    except AssertionError as error:
+        return (str(error).splitlines() or ["the next request's tokens are WRONG"])[0][:200]
 
 
 def _time(both: Pair, work: Work, found: Measured) -> None:
