@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
@@ -19,6 +20,11 @@ def link(folder: Path) -> None:
         origin = Path(spec.origin)
         source = origin.parent if origin.name == "__init__.py" else origin
         (folder / source.name).symlink_to(source)
+    # pytest -v prints pluggy's version, and finds it in the metadata only.
+    for file in importlib.metadata.distribution("pluggy").files or ():
+        if file.name == "METADATA":
+            metadata = Path(str(file.locate())).parent
+            (folder / metadata.name).symlink_to(metadata)
 
 
 if __name__ == "__main__":

@@ -123,7 +123,10 @@ def test_memory_kinds_missing(pair: Pair, engine_cards: Cards) -> None:
 
 def test_dp_without_dp_attention(pair: Pair) -> None:
     copies = {"data_parallel": 2}
-    assert failed(check(*pair(prefill=copies))) == ["A1"]
+    report = check(*pair(prefill=copies))
+    assert report.verdict is Status.WARN
+    finding = report.finding("A1")
+    assert finding and "2 whole copies inside one server" in finding.message
     legacy = {"data_parallel": 2, "dp_attention_flag": True, "tensor_parallel": 4}
     report = check(*pair(prefill=legacy, decode={"tensor_parallel": 2}))
     assert report.verdict is Status.WARN

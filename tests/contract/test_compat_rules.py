@@ -50,7 +50,7 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("V2", "gqa8", {"engine_version": "0.5.23.post1"}, "PPP"),
     ("V2", "gqa8", {"engine_version": "0.6.0"}, "WWW"),
     ("V2", "gqa8", {"engine_version": None}, "UUU"),
-    ("A1", "gqa8", prefill(data_parallel=2), "FWW"),
+    ("A1", "gqa8", prefill(data_parallel=2), "WWW"),
     ("A1", "gqa8", decode(data_parallel=2, dp_attention_flag=True, tensor_parallel=2), "WWW"),
     ("A1", "gqa8", {}, "PPP"),
     ("A2", "gqa8", prefill(tensor_parallel=4, attention_data_parallel=3), "FFF"),

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 import os
+import random
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import httpx
+from kit_model import VOCABULARY
 from kit_pair import Pair
-from kit_server import CHUNK, Server, body
+from kit_server import CHUNK, Server, asking
 
 LONG = 3000
 """Tokens of a prompt whose KV is under way when the fault comes: 47 chunks."""
 BEGUN = 3
 """Chunks that prefill has computed by then."""
+TRIES = 5
+_seeds = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -67,22 +70,59 @@ def begin_long(
     return prefill, decode
 
 
-def leave_while_prefill_computes(both: Pair, prompt: list[int]) -> None:
-    """Both clients close their connections while prefill is at the prompt's first chunks."""
-    since = both.prefill.said()
-    fields = both.fields()
-    with asking(both.decode, prompt, **fields), asking(both.prefill, prompt, **fields):
+@contextlib.contextmanager
+def long_under_way(both: Pair, new: int, timeout: float) -> Iterator[tuple[Future[httpx.Response], ...]]:
+    """The answers to come to a long request whose first chunks prefill has computed. It stands still until the block
+    ends, so that the fault comes in time however slow the tests are. Its prompt was never seen before: what prefill
+    has cached it would not compute again."""
+    for _ in range(TRIES):
+        since = both.prefill.said()
+        answers = both.begin(_new_prompt(), new, timeout)
         both.prefill.await_output("Prefill batch", since, times=BEGUN)
-    computed = both.prefill.log.read_bytes()[since:].count(b"Prefill batch")
-    if computed >= len(prompt) // CHUNK:
-        raise AssertionError(f"prefill had computed all {computed} chunks when the clients left")
+        with _still(both.prefill):
+            if _under_way(both, since):
+                yield answers
+                return
+        for answer in answers:
+            answer.result()
+    raise AssertionError(f"prefill had computed all of the prompt before it stood still, {TRIES} times")
+
+
+def leave_while_prefill_computes(both: Pair) -> None:
+    """Both clients close their connections while prefill is at a long prompt's first chunks."""
+    for _ in range(TRIES):
+        since, prompt, fields = both.prefill.said(), _new_prompt(), both.fields()
+        # It goes on when both have left: contexts end in reverse order.
+        with (
+            contextlib.ExitStack() as after,
+            asking(both.decode, prompt, **fields),
+            asking(both.prefill, prompt, **fields),
+        ):
+            both.prefill.await_output("Prefill batch", since, times=BEGUN)
+            after.enter_context(_still(both.prefill))
+            under_way = _under_way(both, since)
+        if under_way:
+            return
+    raise AssertionError(f"prefill had computed all of the prompt before it stood still, {TRIES} times")
+
+
+def _new_prompt() -> list[int]:
+    return random.Random(next(_seeds)).choices(range(3, VOCABULARY), k=LONG)
+
+
+def _under_way(both: Pair, since: int) -> bool:
+    return both.prefill.log.read_bytes()[since:].count(b"Prefill batch") < LONG // CHUNK
 
 
 @contextlib.contextmanager
-def asking(server: Server, prompt: list[int], **fields: object) -> Iterator[None]:
-    """A client whose request is sent, and who closes the connection at the end without reading an answer."""
-    asked = json.dumps(body(prompt, 8, **fields)).encode()
-    head = f"POST /generate HTTP/1.1\r\nHost: {server.url}\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as line:
-        line.sendall(f"{head}Content-Length: {len(asked)}\r\n\r\n".encode() + asked)
+def _still(server: Server) -> Iterator[None]:
+    """Its schedulers do not run."""
+    found = server.schedulers()
+    for pid in found:
+        os.kill(pid, signal.SIGSTOP)
+    try:
         yield
+    finally:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)

@@ -9,6 +9,8 @@ from pdtransfer.engines.reference.tiny_model import make_tiny_model
 
 CONTEXT = 4096
 """Tokens."""
+VOCABULARY = 512
+"""Token ids; the first three are special."""
 
 
 def make_model(folder: Path, *, layers: int = 2, heads: int = 4, kv_heads: int = 2, hidden: int = 256) -> Path:
@@ -16,7 +18,14 @@ def make_model(folder: Path, *, layers: int = 2, heads: int = 4, kv_heads: int =
     about 1e-5 and can not flip a greedy token whose margin `Truth.decided` has checked. KV bytes of a token:
     layers x 2 x kv_heads x (hidden / heads) x 4."""
     make_tiny_model(
-        folder, layers=layers, hidden=hidden, intermediate=2 * hidden, heads=heads, kv_heads=kv_heads, context=CONTEXT
+        folder,
+        layers=layers,
+        hidden=hidden,
+        intermediate=2 * hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        context=CONTEXT,
+        vocab=VOCABULARY,
     )
     (folder / "tokenizer_config.json").write_text(
         json.dumps(

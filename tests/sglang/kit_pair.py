@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 import httpx
 from kit_machine import TREE, alone, free_port, kill_session
 from kit_plugins import PDCLUSTER
-from kit_server import NIXL_DRAM, Server, Setting, running
+from kit_server import NIXL_DRAM, Server, Setting, asking, body, running
 
 __all__ = ["NIXL_DRAM", "PDCLUSTER", "Pair", "pair", "plain", "router"]
 
@@ -64,6 +65,19 @@ class Pair:
         assert decode.status_code == 200, f"decode: {decode.text}\nprefill: {prefill.text}"
         return list(decode.json()["output_ids"])
 
+    @contextlib.contextmanager
+    def stream(self, prompt: list[int], new: int, timeout: float = 90.0) -> Iterator[Iterator[dict[str, Any]]]:
+        """Decode's events as they come, each with all tokens so far; an error is an AssertionError with it."""
+        fields = self.fields()
+        with (
+            asking(self.prefill, prompt, **fields),
+            httpx.stream(
+                "POST", self.decode.url + "/generate", json=body(prompt, new, stream=True, **fields), timeout=timeout
+            ) as answer,
+        ):
+            events = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
+            yield map(_with_tokens, events)
+
     def serve_again(self, prompt: list[int], expected: list[int], seconds: float) -> float:
         """Ask until the pair serves; seconds it took. A wrong answer is never asked again."""
         began, said = time.monotonic(), ""
@@ -81,6 +95,11 @@ class Pair:
         raise AssertionError(f"not served again in {seconds:.0f} s: {said}")
 
 
+def _with_tokens(event: dict[str, Any]) -> dict[str, Any]:
+    assert "output_ids" in event, event
+    return event
+
+
 @contextlib.contextmanager
 def pair(
     setting: Setting,
@@ -89,11 +108,25 @@ def pair(
     decode_tp: int,
     prefill_variables: tuple[tuple[str, str], ...] = (),
     decode_variables: tuple[tuple[str, str], ...] = (),
+    prefill_flags: tuple[str, ...] = (),
+    decode_flags: tuple[str, ...] = (),
 ) -> Iterator[Pair]:
-    """A healthy pair; the only SGLang on this machine while it runs. `setting`'s role and tp are replaced."""
-    shared = setting.variables
-    prefill = replace(setting, role="prefill", tp=prefill_tp, variables=(*shared, *prefill_variables))
-    decode = replace(setting, role="decode", tp=decode_tp, variables=(*shared, *decode_variables))
+    """A healthy pair; the only SGLang on this machine while it runs. `setting`'s role and tp are replaced, and each
+    side's own variables and flags come after those of both."""
+    prefill = replace(
+        setting,
+        role="prefill",
+        tp=prefill_tp,
+        variables=(*setting.variables, *prefill_variables),
+        flags=(*setting.flags, *prefill_flags),
+    )
+    decode = replace(
+        setting,
+        role="decode",
+        tp=decode_tp,
+        variables=(*setting.variables, *decode_variables),
+        flags=(*setting.flags, *decode_flags),
+    )
     both = Pair(Server(prefill, folder), Server(decode, folder))
     with alone(), running(both.prefill, both.decode):
         yield both

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -46,6 +47,8 @@ class Setting:
     """KV pool."""
     page: int = PAGE
     chunk: int = CHUNK
+    hooks: tuple[str, ...] = ()
+    """Names of further test plugins."""
 
     def command(self, python: Path, port: int, bootstrap_port: int) -> list[str]:
         """Of the launcher."""
@@ -64,7 +67,8 @@ class Setting:
 
     def plugins(self) -> str:
         """Value of SGLANG_PLUGINS; a name nobody has where no plugin is wanted."""
-        return {PDCLUSTER: PDCLUSTER, NIXL_DRAM: "pdcluster-test-nixl-dram"}.get(self.backend, "none")
+        backend = {PDCLUSTER: PDCLUSTER, NIXL_DRAM: "pdcluster-test-nixl-dram"}.get(self.backend, "none")
+        return ",".join((backend, *self.hooks))
 
 
 @dataclass
@@ -242,6 +246,16 @@ def body(prompt: list[int], new: int, **more: Any) -> dict[str, Any]:
     """Of a greedy /generate request."""
     params = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True}
     return {"input_ids": prompt, "sampling_params": params, **more}
+
+
+@contextlib.contextmanager
+def asking(server: Server, prompt: list[int], **fields: object) -> Iterator[None]:
+    """A client whose request is sent, and who closes the connection at the end without reading an answer."""
+    asked = json.dumps(body(prompt, 8, **fields)).encode()
+    head = f"POST /generate HTTP/1.1\r\nHost: {server.url}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as line:
+        line.sendall(f"{head}Content-Length: {len(asked)}\r\n\r\n".encode() + asked)
+        yield
 
 
 @contextlib.contextmanager

@@ -27,6 +27,8 @@ class Shape:
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    copies: bool = False
+    """The data-parallel groups are whole replicas (--dp-size without DP attention)."""
     cp: int = 1
     layers: int = 4
     heads: int = 4

@@ -23,7 +23,7 @@ from sglang.srt.disaggregation.utils import DisaggregationMode
 
 from free_ports import free_port
 from pdtransfer.agent.fake import FakeHub
-from pdtransfer.engines.sglang import identity, manager, prefill, sender
+from pdtransfer.engines.sglang import decode, identity, manager, prefill, sender
 from pdtransfer.engines.sglang.bootstrap import PdclusterKVBootstrapServer
 from tests.sglang.plugin_pools import RankPool, Shape
 
@@ -54,10 +54,11 @@ class Runtime:
     ) -> SimpleNamespace:
         """`place` is the rank's dp, pp, cp and tp."""
         dp, _, cp, tp = place
+        groups, replicas = (1, shape.dp) if shape.copies else (shape.dp, 1)
         parallel = SimpleNamespace(
-            tp_size=shape.tp * shape.dp * shape.cp, attn_tp_size=shape.tp, attn_tp_rank=tp,
-            attn_cp_size=shape.cp, attn_cp_rank=cp,
-            attn_dcp_size=1, attn_dcp_rank=0, attn_dp_size=shape.dp, attn_dp_rank=dp, dp_size=1, pp_size=shape.pp,
+            tp_size=shape.tp * groups * shape.cp, attn_tp_size=shape.tp, attn_tp_rank=tp,
+            attn_cp_size=shape.cp, attn_cp_rank=cp, attn_dcp_size=1, attn_dcp_rank=0,
+            attn_dp_size=groups, attn_dp_rank=0 if shape.copies else dp, dp_size=replicas, pp_size=shape.pp,
             enable_kv_cache_sharding=False, enable_dsa_cache_layer_split=False, enable_cp_tp_group_sharing=False,
             dist_init_addr=None, nnodes=1, load_balance_method="follow_bootstrap_room", num_dp_ranks=shape.dp,
             pp_group=stages, world_group=group,
@@ -119,6 +120,8 @@ class World:
         )
         monkeypatch.setattr(identity, "read_model", self._model)
         monkeypatch.setattr(manager.os, "kill", self._killed)
+        for module in (decode, prefill):
+            monkeypatch.setattr(module, "POLL_MS", 20)  # how long a thread takes to see that it is over
         self.kills: list[tuple[int, int]] = []
         for key, value in {
             "SGLANG_HOST_IP": "127.0.0.1",
@@ -155,10 +158,15 @@ class World:
             mode = DisaggregationMode.PREFILL if shape.role == "prefill" else DisaggregationMode.DECODE
             args = SimpleNamespace(shape=shape, enable_pd_role_switch=False, model_path="tiny")
             engine.pools.append(pool)
-            engine.managers.append(manager.PdclusterKVManager(pool.args(), mode, args, shape.kind == "mla"))
+            held = pool.args()
+            held.system_dp_rank = place[0] if shape.copies else None
+            engine.managers.append(manager.PdclusterKVManager(held, mode, args, shape.kind == "mla"))
         return engine
 
     def close(self) -> None:
+        for engine in self.engines:
+            for one in engine.managers:
+                one._stop.set()  # all at once: their threads end beside each other
         for engine in self.engines:
             engine.close()
 

@@ -40,14 +40,17 @@ def test_a_pipeline_of_prefill_stages_into_one_decode_stage(here: World) -> None
     assert all(one.poll_pp_consensus() == 4 for one in stage0)
 
 
-def test_data_parallel_groups_are_asked_by_room(here: World) -> None:
-    prefill, decode = here.engine(dp=2), here.engine(role="decode", port=1)
+@pytest.mark.parametrize("copies", [False, True], ids=["attention-dp", "replicas"])
+def test_data_parallel_groups_are_asked_by_room(here: World, copies: bool) -> None:
+    """Prefill is made last, so that SGLang's senders see its parallelism: they refuse a room of another group."""
+    decode = here.engine(role="decode", port=1)
+    prefill = here.engine(dp=2, copies=copies)
     for room in (10, 11):
         request = Request(room, prefill, decode, prompt=2)
         request.begin()
         for one in request.senders:
             if one not in request.group:
-                one.clear()
+                assert "conflict" in request.reason(one)
         request.ask()
         request.asked()
         request.send()

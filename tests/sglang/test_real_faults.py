@@ -3,7 +3,6 @@ within a deadline, nothing stays held, and the next request is served. Each test
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -16,10 +15,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
 
-from kit_faults import LONG, Heard, asking, begin_long, heard, kill_scheduler, leave_while_prefill_computes
+from kit_faults import LONG, Heard, heard, kill_scheduler, leave_while_prefill_computes, long_under_way
 from kit_model import make_model
 from kit_pair import PDCLUSTER, Pair, pair
-from kit_server import PAGE, Server, Setting, body, running
+from kit_server import PAGE, Server, Setting, asking, running
 from reference_kit import Truth
 
 pytestmark = pytest.mark.timeout(3600)
@@ -48,12 +47,6 @@ def both(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair
         yield both
 
 
-@pytest.fixture(scope="module")
-def long(truth: Truth) -> list[int]:
-    prompt, _ = truth.decided(LONG, 1)
-    return prompt
-
-
 @pytest.fixture
 def known(both: Pair, truth: Truth) -> Known:
     """The pair serves it before the fault."""
@@ -62,7 +55,7 @@ def known(both: Pair, truth: Truth) -> Known:
     return prompt, expected
 
 
-def both_heard(answers: tuple[Future[httpx.Response], Future[httpx.Response]], began: float) -> tuple[Heard, Heard]:
+def both_heard(answers: tuple[Future[httpx.Response], ...], began: float) -> tuple[Heard, Heard]:
     """(prefill's client, decode's client), both within the deadline."""
     said = heard(answers[0].result, began), heard(answers[1].result, began)
     assert all(s.status != -1 and s.seconds < KNOWN_S for s in said), said
@@ -70,13 +63,7 @@ def both_heard(answers: tuple[Future[httpx.Response], Future[httpx.Response]], b
 
 
 def test_a_client_that_leaves_while_decode_answers_frees_its_pages(both: Pair, known: Known) -> None:
-    fields = both.fields()
-    asked = body(known[0], LONG, stream=True, **fields)
-    with (
-        asking(both.prefill, known[0], **fields),
-        httpx.stream("POST", both.decode.url + "/generate", json=asked, timeout=60) as answer,
-    ):
-        events = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
+    with both.stream(known[0], LONG) as events:
         first = next(event for event in events if event["output_ids"])
         assert first["meta_info"]["finish_reason"] is None, first  # 2999 tokens are to come
     both.decode.await_idle()
@@ -98,8 +85,8 @@ def test_a_client_that_leaves_while_prefill_waits_for_decode_is_forgotten(both: 
     assert both.tokens(known[0], NEW) == known[1]
 
 
-def test_clients_that_leave_while_kv_is_under_way_free_all_pages(both: Pair, known: Known, long: list[int]) -> None:
-    leave_while_prefill_computes(both, long)
+def test_clients_that_leave_while_kv_is_under_way_free_all_pages(both: Pair, known: Known) -> None:
+    leave_while_prefill_computes(both)
     both.decode.await_idle()
     both.prefill.await_idle()
     assert both.tokens(known[0], NEW) == known[1]
@@ -118,10 +105,10 @@ def test_a_decode_that_can_not_fit_is_refused_by_name_and_lives(
 
 
 def test_a_killed_prefill_scheduler_is_told_to_decodes_client_and_its_successor_serves(
-    both: Pair, known: Known, long: list[int]
+    both: Pair, known: Known
 ) -> None:
-    answers = begin_long(both, long, NEW, timeout=KNOWN_S)
-    began = kill_scheduler(both.prefill)
+    with long_under_way(both, NEW, timeout=KNOWN_S) as answers:
+        began = kill_scheduler(both.prefill)
     _, decode = both_heard(answers, began)
     assert decode.status >= 500, decode
     # By name: prefill as an engine, or as the bootstrap server it is found by.
@@ -134,10 +121,10 @@ def test_a_killed_prefill_scheduler_is_told_to_decodes_client_and_its_successor_
 
 
 def test_a_killed_decode_scheduler_frees_prefill_and_its_successor_serves_with_another_tp(
-    both: Pair, known: Known, long: list[int]
+    both: Pair, known: Known
 ) -> None:
-    answers = begin_long(both, long, NEW, timeout=KNOWN_S)
-    began = kill_scheduler(both.decode)
+    with long_under_way(both, NEW, timeout=KNOWN_S) as answers:
+        began = kill_scheduler(both.decode)
     prefill, decode = both_heard(answers, began)
     assert prefill.status >= 500 and decode.status != 200, (prefill, decode)
     both.prefill.await_idle(AGAIN_S)

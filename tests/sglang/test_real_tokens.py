@@ -3,6 +3,7 @@ of them from the whole text without any KV cache. First SGLang's stock backend (
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
 
 from kit_model import make_model
 from kit_pair import NIXL_DRAM, PDCLUSTER, Pair, pair, router
+from kit_probe import probe
 from kit_server import CHUNK, PAGE, Setting, body
 from reference_kit import Truth
+
+from pdoperator.cli import main as pdcluster
+from pdoperator.domain.realprobe import ProbeOutcome
 
 pytestmark = pytest.mark.timeout(3600)
 NEW = 8
@@ -79,6 +84,22 @@ def test_the_real_router_serves_the_pair(both: Pair, truth: Truth, tmp_path: Pat
             answer = httpx.post(url + "/generate", json=body(prompt, NEW), timeout=60)
             assert answer.status_code == 200, answer.text
             assert answer.json()["output_ids"] == expected
+
+
+def test_the_operators_request_is_served_and_preflight_reads_both_servers(
+    both: Pair, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = probe(both, 120.0)
+    assert result.outcome is ProbeOutcome.SERVED, result.message
+    urls = ["--server", both.decode.url, "--server", both.prefill.url]
+    code = pdcluster(["preflight", *urls, "--model-config", str(model / "config.json"), "-o", "json"])
+    out = json.loads(capsys.readouterr().out)
+    assert code == 0, [f for f in out["findings"] if f["status"] == "Fail"]
+    facts = {role: out[role]["facts"] for role in ("prefill", "decode")}
+    assert facts["prefill"]["route_registered"] is True
+    assert [facts[r]["engine_version"] for r in facts] == ["0.5.23", "0.5.23"]
+    assert [facts[r]["page_size"] for r in facts] == [PAGE, PAGE]
+    assert facts["decode"]["disable_radix_cache"] is True and facts["prefill"]["chunked_prefill_size"] == CHUNK
 
 
 def test_nothing_is_held_when_all_requests_have_ended(both: Pair) -> None:

@@ -32,7 +32,7 @@ def sizes(p: RoleFacts, d: RoleFacts) -> str:
 @A.rule(
     "A1",
     "Data parallelism is attention DP, or replicas of their own",
-    columns(Outcome.REQ, Outcome.NORM, Outcome.NORM),
+    every(Outcome.NORM),
     needs=("data_parallel", "dp_attention_flag"),
     change="set attentionDataParallelSize (for attention DP) or replicas (for copies) instead of --dp-size",
 )
@@ -43,17 +43,15 @@ def a1(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
         if facts.dp_attention_flag:
             return Hit(
                 f"{facts.role.value} is given --dp-size {facts.data_parallel} --enable-dp-attention",
-                outcome=Outcome.NORM,
                 consequence=f"The engine rewrites it to attention DP {facts.attention_dp}, "
                 f"attention TP {attention_tp(facts)}.",
             )
         return Hit(
             f"{facts.role.value} has data parallel size {facts.data_parallel} without DP attention: "
-            f"{facts.data_parallel} whole copies inside one server, whose ranks carry the same coordinates",
-            consequence="Two ranks would stand under one key; requests reach the wrong copy."
-            if backend is Backend.PDCLUSTER
-            else "SGLang tells the copies apart by number; a request whose two halves name different copies fails.",
-            outcome=None if backend is Backend.PDCLUSTER else Outcome.WARN,
+            f"{facts.data_parallel} whole copies inside one server",
+            consequence="SGLang tells the copies apart by number; a request whose two halves name different copies "
+            "fails.",
+            outcome=Outcome.WARN,
         )
     return None
 

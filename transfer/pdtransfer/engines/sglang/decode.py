@@ -26,6 +26,7 @@ FIRST_CONTACT_S = 0.5
 MAX_ATTEMPTS = 1 << 20
 """Rooms whose last attempt is remembered."""
 HEALTH_TIMEOUT_S = 3.0
+POLL_MS = 500
 
 
 class DecodePart:
@@ -65,7 +66,7 @@ class DecodePart:
     def _empty_socket(self) -> None:
         """Nothing of ours comes over SGLang's socket on this side; what comes all the same must not pile up."""
         while not self._stop.is_set():
-            if self.server_socket.poll(500):
+            if self.server_socket.poll(POLL_MS):
                 self.server_socket.recv_multipart()
 
     @property

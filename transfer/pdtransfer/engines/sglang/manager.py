@@ -69,6 +69,10 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
         self._begin_prefill()
         self._begin_decode()
         super().__init__(args, disaggregation_mode, server_args, bool(is_mla_backend))
+        if self.system_dp_size > 1 and self.attn_dp_size == 1:
+            # Replicas in one server (--dp-size without DP attention): SGLang's sender compares a room's replica with
+            # this rank, which is 0 in all of them, and refuses what is not for the first one.
+            self.attn_dp_rank = self.system_dp_rank
         if self.role is Role.DECODE:
             self._open()
         self._start()

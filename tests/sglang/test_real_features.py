@@ -1,0 +1,157 @@
+"""Real SGLang servers with our backend and what production switches on: pipeline stages, data-parallel replicas, a
+decode that keeps prefixes, requests that decode retracts, KV that decode receives in host memory (with the test
+plugin `kit_cpu_host_pool`). The tokens are those of transformers in float32."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
+
+from kit_cpu_host_pool import NAME as HOST_POOL
+from kit_model import make_model
+from kit_pair import Pair, pair
+from kit_server import CHUNK, PAGE, Server, Setting
+from reference_kit import Truth
+
+pytestmark = pytest.mark.timeout(3600)
+NEW = 8
+BORDERS = (1, PAGE, PAGE + 1, CHUNK + 1, 1000)
+"""Prompt lengths. The last one comes in 16 chunks, which go through the pipeline one behind the other."""
+RETRACTED, RETRACTED_NEW = 100, 300
+"""Tokens of the prompt and of the answer: long enough for decode to be told to retract while it answers."""
+TRIES = 5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Flags of both sides, and how the output of each names its ranks."""
+
+    prefill: tuple[str, ...]
+    decode: tuple[str, ...]
+    prefill_ranks: tuple[str, ...]
+    decode_ranks: tuple[str, ...]
+
+
+STAGES, REPLICAS = ("--pp-size", "2"), ("--dp-size", "2")
+PREFIXES = "--disaggregation-decode-enable-radix-cache"
+SHAPES = {
+    "stages2-to-one": Shape(STAGES, (PREFIXES,), ("PP0", "PP1"), ("",)),
+    "stages2-to-stages2": Shape(STAGES, (*STAGES, PREFIXES), ("PP0", "PP1"), ("PP0", "PP1")),
+    "replicas2-to-replicas2": Shape(REPLICAS, (*REPLICAS, PREFIXES), ("DP0", "DP1"), ("DP0", "DP1")),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def truth(model: Path) -> Truth:
+    return Truth(model)
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> Shape:
+    return SHAPES[request.param]
+
+
+@pytest.fixture(scope="module")
+def both(shape: Shape, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    flags = {"prefill_flags": shape.prefill, "decode_flags": shape.decode}
+    with pair(Setting(model, ""), tmp_path_factory.mktemp("pair"), 1, 1, **flags) as both:
+        yield both
+
+
+def test_tokens_equal_transformers_at_page_and_chunk_borders(both: Pair, truth: Truth) -> None:
+    for length in BORDERS:
+        prompt, expected = truth.decided(length, NEW)
+        prefill, decode = both.ask(prompt, NEW)
+        assert decode.status_code == 200, f"{length} tokens: {decode.text}; prefill: {prefill.text}"
+        assert decode.json()["output_ids"] == expected, f"{length} tokens"
+
+
+def test_concurrent_requests_keep_their_own_kv(both: Pair, truth: Truth) -> None:
+    cases = [truth.decided(length, NEW, seed=1) for length in (5, 33, 100, 257, 400, 700)]
+    with ThreadPoolExecutor(len(cases)) as pool:
+        answers = list(pool.map(lambda case: both.tokens(case[0], NEW), cases))
+    assert answers == [tokens for _, tokens in cases]
+
+
+def test_every_rank_served(both: Pair, shape: Shape) -> None:
+    """After the two above: rooms in a row go to all replicas."""
+    for server, ranks in ((both.prefill, shape.prefill_ranks), (both.decode, shape.decode_ranks)):
+        for rank in ranks:
+            assert re.search(rf"[\d:]+ ?{rank}\] (Prefill|Decode) batch", server.log.read_text()), (
+                server.setting,
+                rank,
+            )
+
+
+def test_a_prefix_that_decode_has_is_not_sent_again(both: Pair, shape: Shape, truth: Truth) -> None:
+    prompt, expected = truth.decided(5 * PAGE + 3, NEW, seed=3)
+    replicas = len(shape.decode_ranks) if "DP0" in shape.decode_ranks else 1
+    for _ in range(replicas):  # in turn
+        assert both.tokens(prompt, NEW) == expected
+    longer, _ = truth.decided(2 * CHUNK, 1, seed=4)
+    answer, _ = truth.greedy([*prompt, *longer], NEW)
+    for asked, tokens in ((prompt, expected), ([*prompt, *longer], answer)):
+        for _ in range(replicas):
+            _, decode = both.ask(asked, NEW)
+            assert decode.json()["output_ids"] == tokens
+            assert decode.json()["meta_info"]["cached_tokens"] >= 5 * PAGE, "decode had it"
+
+
+def test_a_request_that_decode_retracts_is_computed_again_in_its_room(both: Pair, truth: Truth) -> None:
+    """As for an update of weights: decode gives the pages back, and asks prefill by itself for the same room."""
+    for n in range(TRIES):
+        prompt, expected = truth.decided(RETRACTED, RETRACTED_NEW, seed=5 + n)
+        with both.stream(prompt, RETRACTED_NEW) as events:
+            next(event for event in events if event["output_ids"])
+            command(both.decode, "pause_generation", mode="retract")
+            command(both.decode, "continue_generation")
+            *_, last = events
+        assert last["output_ids"] == expected
+        if last["meta_info"]["num_retractions"] == 1:
+            return
+    raise AssertionError(f"decode had answered before it was told to retract, {TRIES} times")
+
+
+def test_nothing_is_held_when_all_requests_have_ended(both: Pair) -> None:
+    # After the tests above; SGLang's own count of what its memory pool lent.
+    both.decode.await_idle()
+    both.prefill.await_idle()
+
+
+HOST = (
+    *("--disaggregation-decode-host-receive-threshold", "0", "--disaggregation-decode-retraction-backup", "host_pool"),
+    *("--hicache-io-backend", "direct", "--hicache-mem-layout", "layer_first"),
+)
+"""Every request is received in host memory, and taken into the KV pool from there."""
+
+
+def test_kv_that_decode_receives_in_host_memory_gives_the_same_tokens(
+    model: Path, truth: Truth, tmp_path: Path
+) -> None:
+    """The KV pools are host memory as well here, and called device memory: else there would be no two kinds."""
+    setting = Setting(model, "", hooks=(HOST_POOL,), variables=(("PDTRANSFER_EMULATE_VRAM", "1"),))
+    with pair(setting, tmp_path, 2, 1, decode_flags=HOST) as both:
+        for length in BORDERS:
+            prompt, expected = truth.decided(length, NEW)
+            assert both.tokens(prompt, NEW) == expected, f"{length} tokens"
+        both.decode.await_idle()
+        assert both.decode.metrics()["num_decode_host_receive_reqs_total"] == len(BORDERS)
+
+
+def command(server: Server, what: str, **how: str) -> None:
+    httpx.post(f"{server.url}/{what}", json=how, timeout=30).raise_for_status()
