@@ -18,6 +18,8 @@ from pdoperator.domain.preflight_outside import Outside, Stated
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.sglang_cli import READ_FROM
 
+TIMEOUT = 10.0
+"""Seconds."""
 _DESCRIPTION = f"""\
 Says whether prefill and decode fit, before a request finds out. Ask about one of:
   -f FILE                               PDClusters in a manifest
@@ -31,7 +33,8 @@ examples:
   pdcluster preflight --prefill-args 'python -m sglang.launch_server --model-path m --tp 4 \\
       --disaggregation-mode prefill' --decode-args @decode.sh --model-config m/config.json
   pdcluster preflight --server http://prefill-0:30000 --server http://decode-0:30000
-A text that begins with @ names a file. A text that is one flag only needs a '=': --prefill-args=--tp=2"""
+A text that begins with @ names a file: a script, a Dockerfile, or a Kubernetes manifest.
+A text that is one flag only needs a '=': --prefill-args=--tp=2"""
 
 
 def _gpu(text: str) -> Accelerator:
@@ -97,9 +100,18 @@ def add_preflight(commands: Any) -> argparse.ArgumentParser:
         "--nixl-plugins", type=_names, metavar="A,B", help="plugins that NIXL finds in the engines' images"
     )
     check.add_argument("--same-host", action="store_true", help="both command lines run on one host")
-    check.add_argument("--timeout", type=_seconds, default=10.0, metavar="S", help="for each question to a server")
+    check.add_argument("--timeout", type=_seconds, metavar="S", help=f"for each question to a server ({TIMEOUT:g})")
     check.add_argument("-o", "--output", choices=("text", "json"), default="text")
     return check
+
+
+_GPUS = ("--gpu", "--prefill-gpu", "--decode-gpu")
+_NOT_FOR = {
+    "-f": (*_GPUS, "--engine-version", "--same-host", "--max-top-logprobs", "--nixl-plugins", "--timeout"),
+    "--prefill-args": ("--timeout",),
+    "--server": (*_GPUS, "--engine-version", "--same-host"),
+}
+"""What a way of asking does not take: a manifest and a running server tell it themselves."""
 
 
 def run_preflight(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
@@ -112,6 +124,13 @@ def run_preflight(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
         parser.error("--prefill-args and --decode-args are both needed")
     if args.server and len(args.server) < 2:
         parser.error("--server is needed twice: one prefill and one decode server")
+    way = "-f" if args.filename is not None else "--prefill-args" if commands else "--server"
+    for option in _NOT_FOR[way]:
+        if getattr(args, option.removeprefix("--").replace("-", "_")) not in (None, False):
+            parser.error(f"{option} has no effect with {way}")
+    named = [args.filename, args.model_config, *(t[1:] for t in _texts(args) if t.startswith("@"))]
+    if named.count("-") > 1:
+        parser.error("standard input can be read for one of them only")
     try:
         if args.filename is not None:
             return _manifests(args)
@@ -121,6 +140,10 @@ def run_preflight(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
         return UNREADABLE
     print(json.dumps(outside_dict(outside), indent=2) if args.output == "json" else outside_text(outside))
     return exit_code([pair.result for pair in outside])
+
+
+def _texts(args: argparse.Namespace) -> list[str]:
+    return [t for t in (args.prefill_args, *(args.decode_args or [])) if t is not None]
 
 
 def _manifests(args: argparse.Namespace) -> int:
@@ -153,7 +176,7 @@ def _servers(args: argparse.Namespace) -> list[Outside]:
         key = api_key(os.environ.get("PDCLUSTER_API_KEY", ""))
     except BadKey as error:
         raise Unreadable(f"PDCLUSTER_API_KEY can not be read: {error}") from None
-    options = ServerOptions(args.timeout, key, args.model_config)
+    options = ServerOptions(args.timeout or TIMEOUT, key, args.model_config)
     return check_servers(args.server, options, _stated(args))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from preflight_kit import DECODE, KNOWN, PREFILL, Run, Serve, both, failing, pair, unknown
 
+from pdoperator.cli import main
 from pdoperator.cli_http import BadURL, server_url
 from real_answers import answer
 
@@ -155,6 +156,26 @@ def test_no_message_about_a_url_repeats_its_password(url: str) -> None:
 def test_an_address_that_no_server_has_is_refused_before_it_is_asked(url: str) -> None:
     with pytest.raises(BadURL):
         server_url(url)
+
+
+@pytest.mark.parametrize(
+    "argv, why",
+    [
+        (["-f", "x", "--gpu", "sm90"], "--gpu has no effect with -f"),
+        (["-f", "x", "--engine-version", "1"], "--engine-version has no effect with -f"),
+        (["--server", "a", "--server", "b", "--same-host"], "--same-host has no effect with --server"),
+        (
+            ["--prefill-args", "x", "--decode-args", "y", "--timeout", "3"],
+            "--timeout has no effect with --prefill-args",
+        ),
+        (["--prefill-args", "@-", "--decode-args", "@-"], "standard input can be read for one of them only"),
+        (["-f", "-", "--model-config", "-"], "standard input can be read for one of them only"),
+    ],
+)
+def test_an_option_without_effect_is_refused(argv: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["preflight", *argv])
+    assert end.value.code == 2 and why in capsys.readouterr().err
 
 
 def preflight(*argv: str | bytes, **more: str) -> subprocess.CompletedProcess[bytes]:
