@@ -115,4 +115,90 @@ ODD: dict[str, dict[str, Any]] = {
     "minicpm": tiny_config("MiniCPMSALAForCausalLM", "minicpm_sala", sparse_config={"topk": 64}),
 }
 """Models that SGLang does not serve disaggregated, or not as others."""
-CONFIGS = MODELS | ODD
+_SLIDING = ["sliding_attention", "full_attention"]
+_LINEAR_HEADS = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+}
+_QSA = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 64,
+    "indexer_budget": 4096,
+    "indexer_compress_ratio": 8,
+}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 64}
+_QWEN4 = {"num_hidden_layers": 4, "full_attention_interval": 4, **_LINEAR_HEADS}
+
+
+def _nested(architecture: str, model_type: str, text_type: str, **text: Any) -> dict[str, Any]:
+    """A multimodal model: its language model under text_config."""
+    inner = tiny_config(architecture, text_type, **text)
+    return {"architectures": [architecture], "model_type": model_type, "dtype": "bfloat16", "text_config": inner}
+
+
+OWN_CHOICES: dict[str, dict[str, Any]] = {
+    "exaone4": tiny_config(
+        "Exaone4ForCausalLM", "exaone4", sliding_window=128, sliding_window_pattern=2, layer_types=_SLIDING
+    ),
+    "exaone4_full": tiny_config(
+        "Exaone4ForCausalLM", "exaone4", sliding_window=None, layer_types=["full_attention"] * 2
+    ),
+    "exaone_moe": tiny_config(
+        "ExaoneMoEForCausalLM", "exaone_moe", sliding_window=128, sliding_window_pattern=2, layer_types=_SLIDING
+    ),
+    "granite_hybrid": tiny_config(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", **_MAMBA, layer_types=["mamba", "attention"]
+    ),
+    "granite_plain": tiny_config(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", **_MAMBA, layer_types=["attention", "attention"]
+    ),
+    "iquest_q1": tiny_config(
+        "IQuestQ1ForCausalLM",
+        "iquest_q1",
+        sliding_window=128,
+        first_layers_types=["full_attention"],
+        hybrid_layers_types_block=["sliding_attention"],
+        num_hybrid_layers_block=1,
+        last_layers_types=[],
+    ),
+    "kimi_k3": _nested(
+        "KimiK3ForConditionalGeneration",
+        "kimi_k3",
+        "kimi_linear",
+        **LATENT,
+        linear_attn_config={
+            "kda_layers": [1],
+            "full_attn_layers": [2],
+            "num_heads": 4,
+            "head_dim": 64,
+            "short_conv_kernel_size": 4,
+        },
+    ),
+    "minicpm_dense": tiny_config("MiniCPMForCausalLM", "llama"),
+    "minicpm_lightning": tiny_config(
+        "MiniCPMSALAForCausalLM", "minicpm_sala", mixer_types=["lightning", "minicpm4"], lightning_nh=4, lightning_nkv=4
+    ),
+    "moss_vl": tiny_config("MossVLForConditionalGeneration", "llama"),
+    "qwen3_vl": tiny_config("Qwen3VLForConditionalGeneration", "llama"),
+    "qwen3_vl_moe": tiny_config("Qwen3VLMoeForConditionalGeneration", "llama"),
+    "qwen4_exp": tiny_config("Qwen4ExpForConditionalGeneration", "qwen4_exp_text", **_QWEN4),
+    "qwen4_exp_qsa": tiny_config("Qwen4ExpForConditionalGeneration", "qwen4_exp_text", **_QWEN4, **_QSA),
+    "whisper": tiny_config("WhisperForConditionalGeneration", "llama"),
+    "hrm_text": tiny_config("HrmTextForCausalLM", "hrm_text"),
+    "hrm_text_causal": tiny_config("HrmTextForCausalLM", "hrm_text", prefix_lm=False),
+    "embedding_gemma2": tiny_config("EmbeddingGemma2Model", "llama"),
+    "diffusion_gemma": tiny_config("DiffusionGemmaForBlockDiffusion", "llama"),
+    "step3p5": tiny_config("Step3p5ForCausalLM", "step3p5", layer_types=_SLIDING, sliding_window=128),
+    "muse_spark": tiny_config("MuseSparkForConditionalGeneration", "llama"),
+    "beam": tiny_config("BeamForCausalLM", "beam", layer_types=_SLIDING, sliding_window=128),
+    "gemma3n": tiny_config("Gemma3nForCausalLM", "gemma3_text", sliding_window=128, layer_types=_SLIDING),
+    "gemma4": tiny_config("Gemma4ForCausalLM", "gemma3_text", sliding_window=128, layer_types=_SLIDING),
+    "granite_swa": tiny_config("GraniteSWAForCausalLM", "llama", layer_types=_SLIDING, sliding_window=128),
+    "mistral": tiny_config("MistralForCausalLM", "mistral", sliding_window=128),
+}
+"""Models with choices of their own, in which they are unlike all others."""
+CONFIGS = MODELS | ODD | OWN_CHOICES

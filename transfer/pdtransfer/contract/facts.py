@@ -212,6 +212,14 @@ class RoleFacts(ContractModel):
     """SGLANG_MINICPM_FORCE_DENSE."""
     max_prefill_tokens: int | None = None
     """--max-prefill-tokens."""
+    deterministic: bool | None = None
+    """--enable-deterministic-inference."""
+    disable_hybrid_swa: bool | None = None
+    """--disable-hybrid-swa-memory: sliding layers keep all of their KV, in the one pool."""
+    aiter_unified_attention: bool | None = None
+    """SGLANG_USE_AITER_UNIFIED_ATTN (ROCm)."""
+    aiter_kv_layout: str | None = None
+    """SGLANG_AITER_KV_CACHE_LAYOUT (ROCm)."""
     transfer_queues: int | None = None
     """SGLANG_DISAGGREGATION_QUEUE_SIZE: transfer threads of a prefill rank."""
 

@@ -26,6 +26,8 @@ DSA_ARCHITECTURES = frozenset(
         "LongcatFlashForCausalLM",
         "Dots3NoteForCausalLM",
         "HYV4ForCausalLM",
+        "HYV4ForCausalLMNextN",
+        "LongcatFlashForCausalLMNextN",
     }
 )
 """Those that are DSA where their config has `index_topk`."""
@@ -68,3 +70,12 @@ def is_deepseek_v41(geometry: ModelGeometry | None) -> bool:
 def is_glm5_next(geometry: ModelGeometry | None) -> bool:
     """GLM-5-Next, which can share one group between context and tensor parallelism on prefill."""
     return _is(geometry, frozenset({"Glm5NextForConditionalGeneration"}), frozenset({"glm5_next", "glm5_next_text"}))
+
+
+def is_hrm_text(geometry: ModelGeometry | None) -> bool:
+    """HRM-Text, where its prompts are attended to in both directions."""
+    return (
+        geometry is not None
+        and (geometry.model_type == "hrm_text" or geometry.architecture == "HrmTextForCausalLM")
+        and geometry.prefix_lm
+    )

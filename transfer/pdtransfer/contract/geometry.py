@@ -108,6 +108,12 @@ class ModelGeometry(ContractModel):
     """Dtype of the recurrent state as the config names it, SGLang's float32 where it names none."""
     minicpm_sparse: bool = False
     """Some layers use MiniCPM's sparse attention."""
+    minicpm_lightning: bool = False
+    """Some layers use MiniCPM's lightning attention."""
+    hybrid_swa: bool = False
+    """The config itself asks for a pool of its own for sliding layers (`is_hybrid_swa`)."""
+    prefix_lm: bool = True
+    """HRM-Text: the prompt is attended to in both directions, unless the config says otherwise."""
     index_values: bool = False
     """MiniMax-M3: some sparse layers keep an index value beside the index key."""
 

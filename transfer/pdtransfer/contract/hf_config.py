@@ -86,10 +86,15 @@ def _peculiar(text: Mapping[str, Any], layers: int, linear: tuple[int, ...]) -> 
     if linear:
         stated = _string(text, "mamba_ssm_dtype")
         found["ssm_dtype"] = stated if stated in SSM_DTYPES else "float32"
+    if text.get("is_hybrid_swa") is True:
+        found["hybrid_swa"] = True
+    if text.get("prefix_lm") is False:
+        found["prefix_lm"] = False
+    # MiniCPM repeats `mixer_types` over its layers; without the field none of them is a lightning layer.
+    mixers = text.get("mixer_types")
+    names = [str(m) for m in mixers] if isinstance(mixers, list) and mixers else ["minicpm4"]
+    found["minicpm_lightning"] = any(name.startswith("lightning") for name in names[:layers])
     if isinstance(text.get("sparse_config"), Mapping):
-        # MiniCPM repeats `mixer_types` over its layers; without the field all of them are sparse.
-        mixers = text.get("mixer_types")
-        names = [str(m) for m in mixers] if isinstance(mixers, list) and mixers else ["minicpm4"]
         found["minicpm_sparse"] = any(not name.startswith("lightning") for name in names[:layers])
     sparse = text.get("sparse_attention_config")
     if isinstance(sparse, Mapping):

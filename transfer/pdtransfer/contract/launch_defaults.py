@@ -62,6 +62,10 @@ LAUNCH_DEFAULTS: Mapping[str, object] = {
     "pdmux": False,
     "dllm_algorithm": "",
     "minicpm_force_dense": False,
+    "deterministic": False,
+    "disable_hybrid_swa": False,
+    "aiter_unified_attention": False,
+    "aiter_kv_layout": "",
     "max_prefill_tokens": 16384,
     "transfer_queues": 4,
 }

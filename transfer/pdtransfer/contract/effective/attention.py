@@ -9,13 +9,19 @@ from __future__ import annotations
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.effective.models import (
     BASE_UNSET,
+    GRANITE,
+    KIMI_K3,
     NEMOTRON,
     NONE_SET,
-    NOT_MODELLED,
     QWEN_HYBRID,
+    SINKS,
     SINKS_UNTOLD,
+    TRITON_TO_BE_DETERMINISTIC,
+    WHISPER,
+    is_step3p,
 )
 from pdtransfer.contract.effective.rewrite import Draft
+from pdtransfer.contract.effective.special import split_backends
 from pdtransfer.contract.families import MLA_ON_TRTLLM, is_deepseek_v4, is_dsa, is_minimax_m3
 from pdtransfer.contract.geometry import ModelGeometry
 
@@ -31,6 +37,7 @@ def attention(d: Draft) -> None:
     if is_deepseek_v4(d.geometry):
         d.set("B2", "attention_backend", "dsv4", "DeepSeek-V4 has kernels of its own", f"{_MODELS}/deepseek_v4.py")
         return
+    split_backends(d)
     chosen = _of_model(d)
     if chosen is not None:
         if chosen:
@@ -41,7 +48,7 @@ def attention(d: Draft) -> None:
     if prefill and prefill == decode:
         d.set("B2", "attention_backend", prefill, "prefill and decode backends are the same", _SOURCE)
     elif d.now.attention_backend == "":
-        backend = _common(d)
+        backend = _deterministic(d) if d.now.deterministic else _common(d)
         d.keeps_pages = backend is None and _plain(d)
         d.set("B2", "attention_backend", backend, f"the common choice on {d.accelerator.value}", _SOURCE)
     if d.now.attention_backend == "fa3" and d.now.kv_dtype == "fp8_e5m2":
@@ -65,8 +72,12 @@ def _of_model(d: Draft) -> str | None:
     if geometry.minicpm_sparse and not d.now.minicpm_force_dense and _none_set(d):
         blackwell = chip in (Accelerator.SM100, Accelerator.SM120)
         return "minicpm_flashinfer" if blackwell else "minicpm_flashattn"
-    if name in NOT_MODELLED:
+    if name == KIMI_K3 and d.now.dcp_size > 1:
         return ""
+    if name == GRANITE:
+        return "flashinfer" if geometry.linear_layers and chip is Accelerator.SM100 else None
+    if is_step3p(name) and _none_set(d):
+        return {Accelerator.SM90: "fa3", Accelerator.SM100: "fa4", Accelerator.SM120: "fa4"}.get(chip)
     if name in MLA_ON_TRTLLM:
         return "trtllm_mla" if chip is Accelerator.SM100 and _none_set(d) else None
     if is_minimax_m3(geometry):
@@ -121,11 +132,22 @@ def _nemotron(d: Draft) -> str | None:
     return "trtllm_mha" if on_sm100 and d.now.speculative_eagle_topk in (None, 1) else "triton"
 
 
+def _deterministic(d: Draft) -> str | None:
+    """--enable-deterministic-inference. (overrides._deterministic_attention_backend)"""
+    if d.geometry is None or d.geometry.architecture is None:
+        return None
+    if d.accelerator in (Accelerator.SM100, Accelerator.SM120):
+        return "triton" if d.geometry.architecture in TRITON_TO_BE_DETERMINISTIC else "flashinfer"
+    return "fa3"
+
+
 def _common(d: Draft) -> str | None:
     """get_default_attn_backend: by attention kind and accelerator; None when it is not known."""
     geometry, chip, now = d.geometry, d.accelerator, d.now
     if geometry is None or geometry.architecture is None:
         return None  # Any model might have a choice of its own.
+    if geometry.architecture == WHISPER:
+        return "flashinfer"
     if chip is Accelerator.CPU:
         return None  # By whether the CPU has AMX; nothing here depends on it.
     if geometry.latent:
@@ -142,7 +164,9 @@ def _common(d: Draft) -> str | None:
         return "fa4" if asymmetric(geometry) else "trtllm_mha"
     if chip is Accelerator.ROCM:
         return "aiter"
-    return None if geometry.architecture in SINKS_UNTOLD else "flashinfer"
+    if geometry.architecture in SINKS_UNTOLD:
+        return None
+    return "triton" if geometry.architecture in SINKS else "flashinfer"
 
 
 def _plain(d: Draft) -> bool:

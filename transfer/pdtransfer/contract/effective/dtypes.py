@@ -7,13 +7,14 @@ _deepseek_v4_kv_cache_dtype.
 from __future__ import annotations
 
 from pdtransfer.contract.accelerator import Accelerator
+from pdtransfer.contract.effective.models import DTYPE_IS_BFLOAT16, MUSE_SPARK
 from pdtransfer.contract.effective.rewrite import Draft
 from pdtransfer.contract.facts import HostKVMode
 from pdtransfer.contract.families import is_deepseek_v4, is_dsa
 from pdtransfer.contract.geometry import is_fp8
 
 _OVERRIDES = "arg_groups/overrides.py"
-_SINKS = frozenset({"HYV4ForCausalLM"})
+_SINKS = frozenset({"HYV4ForCausalLM", "HYV4ForCausalLMNextN"})
 """May have learnable sinks, which decide both; a geometry does not tell."""
 _BLACKWELL = 10
 
@@ -27,6 +28,8 @@ def kv_dtype(d: Draft) -> None:
             why = "DeepSeek-V4 keeps its KV in fp8"
             d.set("B5", "kv_dtype", "fp8_e4m3", why, f"{_OVERRIDES} _deepseek_v4_kv_cache_dtype")
         return
+    if d.now.kv_dtype == "auto" and d.geometry is not None and d.geometry.architecture == MUSE_SPARK:
+        d.set("B5", "kv_dtype", "fp8_e4m3", "Muse Spark keeps its KV in fp8", f"{_OVERRIDES} _muse_spark_overrides")
     if not _dsa_on_gpu(d):
         return
     source = f"{_OVERRIDES} _dsa_kv_cache_dtype_default"
@@ -48,6 +51,8 @@ _SPELLED = {"half": "float16", "float": "float32"}
 def _model_dtype(d: Draft) -> str | None:
     """The dtype that --dtype names, spelled out; `auto` stays where the model's own is not known.
     (configs/model_config.py _get_and_verify_dtype)"""
+    if d.geometry is not None and d.geometry.architecture in DTYPE_IS_BFLOAT16:
+        return "bfloat16"
     asked = d.now.model_dtype
     own = d.geometry.dtype if d.geometry else None
     if asked != "auto" or own is None:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import EngineType
-from pdtransfer.contract.effective import attention, decode, dtypes, hicache, pages, transport
+from pdtransfer.contract.effective import attention, decode, dtypes, hicache, pages, pools, special, transport
 from pdtransfer.contract.effective.rewrite import Draft, Effective, Rewrite
 from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.geometry import ModelGeometry
@@ -27,6 +27,8 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     transport.mooncake_tcp,
     decode.host_receive,
     decode.radix_cache,
+    special.prefix_cache,
+    pools.sliding_layers,
     decode.extra_slots,
     transport.bootstrap_port,
     dtypes.kv_dtype,
@@ -34,6 +36,7 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     attention.attention,
     _pages_of_model,
     pages.of_backend,
+    special.forced_last,
     hicache.layout,
     transport.load_balance,
     decode.speculation,

@@ -9,6 +9,11 @@ from collections.abc import Mapping
 
 from pdtransfer.contract.accelerator import Accelerator
 
+DIFFUSION_GEMMA = "DiffusionGemmaForBlockDiffusion"
+EMBEDDING_GEMMA2 = "EmbeddingGemma2Model"
+IQUEST = frozenset({"IQuestQ1ForCausalLM", "IQuestQ1MTP"})
+KIMI_K3 = "KimiK3ForConditionalGeneration"
+
 
 def _table(otherwise: str = "", **special: str) -> dict[Accelerator, str]:
     """Backend by accelerator; `otherwise` '' leaves the rest to the common default."""
@@ -32,7 +37,12 @@ BASE_UNSET: Mapping[str, Mapping[Accelerator, str]] = {
     "Gemma4ForConditionalGeneration": _GEMMA4,
     "Gemma4ForCausalLM": _GEMMA4,
     "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
+    DIFFUSION_GEMMA: _table("triton"),
+    EMBEDDING_GEMMA2: _table("triton"),
     "Olmo2ForCausalLM": _OLMO2,
+    "Exaone4ForCausalLM": _OLMO2,
+    "ExaoneMoEForCausalLM": _OLMO2,
+    "ExaoneMoeForCausalLM": _OLMO2,
     "FalconH1ForCausalLM": _TRITON,
     "JetNemotronForCausalLM": _TRITON,
     "JetVLMForConditionalGeneration": _TRITON,
@@ -45,12 +55,15 @@ BASE_UNSET: Mapping[str, Mapping[Accelerator, str]] = {
 NONE_SET: Mapping[str, Mapping[Accelerator, str]] = {
     "GptOssForCausalLM": _GPT_OSS,
     "InklingForConditionalGeneration": _INKLING,
+    "InklingForConditionalGenerationMTP": _INKLING,
     "BeamForCausalLM": _BEAM,
     "MiMoV2ForCausalLM": _MIMO,
     "MiMoV2FlashForCausalLM": _MIMO,
+    **dict.fromkeys(IQUEST, _table("fa3")),
 }
 """Chosen where none of the three backends is set."""
 
+QWEN4 = "Qwen4ExpForConditionalGeneration"
 QWEN_HYBRID = frozenset(
     {
         "Qwen3NextForCausalLM",
@@ -58,34 +71,48 @@ QWEN_HYBRID = frozenset(
         "InternS2PreviewForConditionalGeneration",
         "InternS2MobiusForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
+        QWEN4,
     }
 )
 """Their backend and page size on SM100 hang on how recurrent state is cached."""
 
 NEMOTRON = frozenset({"NemotronHForCausalLM", "NemotronHPuzzleForCausalLM", "NemotronH_Omni_Reasoning_V3"})
 
-NOT_MODELLED = frozenset(
+GRANITE = "GraniteMoeHybridForCausalLM"
+MINICPM = frozenset({"MiniCPMForCausalLM", "MiniCPMSALAForCausalLM"})
+MOSS_VL = "MossVLForConditionalGeneration"
+QWEN3_VL = frozenset({"Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"})
+WHISPER = "WhisperForConditionalGeneration"
+MUSE_SPARK = "MuseSparkForConditionalGeneration"
+DTYPE_IS_BFLOAT16 = frozenset({"MistralLarge3ForCausalLM", "PixtralForConditionalGeneration"})
+"""Run in bfloat16 whatever --dtype says."""
+
+
+def is_step3p(architecture: str) -> bool:
+    """Step-3.5 and 3.7, which SGLang knows by a part of the name."""
+    return "Step3p5ForCausalLM" in architecture or "Step3p7ForConditionalGeneration" in architecture
+
+
+def drafts_in_layers(architecture: str) -> bool:
+    """Models with which EAGLE always is multi-layer EAGLE."""
+    named = {"MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "GigaChat35ForCausalLM", "GigaChat35ForCausalLMNextN"}
+    return architecture in named or is_step3p(architecture)
+
+
+TRITON_TO_BE_DETERMINISTIC = frozenset(
     {
-        "DiffusionGemmaForBlockDiffusion",
-        "EmbeddingGemma2Model",
-        "Exaone4ForCausalLM",
-        "ExaoneMoEForCausalLM",
-        "ExaoneMoeForCausalLM",
-        "GraniteMoeHybridForCausalLM",
-        "HrmTextForCausalLM",
-        "IQuestQ1ForCausalLM",
-        "IQuestQ1MTP",
-        "KimiK3ForConditionalGeneration",
-        "MiniCPMForCausalLM",
-        "MiniCPMSALAForCausalLM",
-        "MossVLForConditionalGeneration",
-        "Qwen3VLForConditionalGeneration",
-        "Qwen3VLMoeForConditionalGeneration",
-        "Qwen4ExpForConditionalGeneration",
-        "WhisperForConditionalGeneration",
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "DeepseekV32ForCausalLM",
+        "MistralLarge3ForCausalLM",
+        "PixtralForConditionalGeneration",
+        "GlmMoeDsaForCausalLM",
+        "Glm4MoeLiteForCausalLM",
     }
 )
-"""Models with choices of their own that are not worked out here: unknown until the engine has started."""
+"""For these FlashInfer is not deterministic on Blackwell."""
 
+SINKS = IQUEST | {"GptOssForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"}
+"""Their attention has sinks, which FlashInfer does not know."""
 SINKS_UNTOLD = frozenset({"MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM"})
 """Whether their attention has sinks stands in a field that no geometry carries."""

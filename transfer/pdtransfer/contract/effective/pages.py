@@ -7,7 +7,7 @@ _page_size_default, and the functions in model_overrides that set one.
 from __future__ import annotations
 
 from pdtransfer.contract.accelerator import Accelerator
-from pdtransfer.contract.effective.models import NEMOTRON, QWEN_HYBRID
+from pdtransfer.contract.effective.models import DIFFUSION_GEMMA, NEMOTRON, QWEN3_VL, QWEN4, QWEN_HYBRID
 from pdtransfer.contract.effective.rewrite import Draft
 from pdtransfer.contract.families import is_deepseek_v4, is_dsa, is_minimax_m3
 
@@ -50,6 +50,13 @@ def of_model(d: Draft, *, backend_was_unset: bool) -> None:
         source = "arg_groups/model_overrides/nemotron_h.py"
         d.set("B2", "page_size", 64, "Nemotron-H with speculation and trtllm_mha", source)
 
+    elif name in QWEN3_VL and chip is Accelerator.ROCM and d.unset("page_size") and d.now.aiter_unified_attention:
+        why = "Qwen3-VL with SGLANG_USE_AITER_UNIFIED_ATTN"
+        d.set("B2", "page_size", 16, why, "arg_groups/model_overrides/qwen3_vl.py")
+    if name == QWEN4 and geometry.compressed_index_heads:
+        why = "the compressed index has pages of 64"
+        d.set("B2", "page_size", 64, why, "arg_groups/model_overrides/qwen4_exp.py")
+
 
 def _nemotron_speculates(d: Draft) -> bool:
     on_sm100 = d.accelerator is Accelerator.SM100 and d.now.attention_backend == "trtllm_mha"
@@ -69,11 +76,16 @@ def of_backend(d: Draft) -> None:
     _snap(d, "trtllm_mha", (base, decode, prefill), (16, 32, 64, 128))
     _snap(d, "hpc_ops", (base, decode, prefill), (64,))
     if "fa4" in (base, decode, prefill) and d.accelerator is Accelerator.SM100 and _fa4_is_ours(d):
-        why = "fa4 on SM100 has pages of 128"
-        d.set("B2", "page_size", 128, why, f"{_OVERRIDES} _fa4_page_constraint")
+        size = 1 if d.geometry is not None and d.geometry.architecture == DIFFUSION_GEMMA else 128
+        why = f"fa4 on SM100 has pages of {size}"
+        d.set("B2", "page_size", size, why, f"{_OVERRIDES} _fa4_page_constraint")
     if d.unset("page_size") and (base is not None or d.keeps_pages):
         # A backend that is not known might have set one.
-        d.set("B2", "page_size", 1, "the engine's default", f"{_OVERRIDES} _page_size_default")
+        d.set("B2", "page_size", _default(d), "the engine's default", f"{_OVERRIDES} _page_size_default")
+
+
+def _default(d: Draft) -> int:
+    return 64 if d.accelerator is Accelerator.ROCM and d.now.aiter_kv_layout == "vectorized_5d" else 1
 
 
 def _fa4_is_ours(d: Draft) -> bool:

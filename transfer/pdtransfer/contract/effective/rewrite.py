@@ -101,7 +101,7 @@ class Draft:
         if unset and self.now.whole_command:
             self.now = self.now.model_copy(update=unset)
 
-    def quietly(self, **values: Value) -> None:
+    def quietly(self, **values: Value | ModelGeometry) -> None:
         """Changes that belong to a rewrite which is told by another field."""
         if not self.now.observed:
             self.now = self.now.model_copy(update=values)

@@ -48,6 +48,8 @@ ENVIRONMENT: Mapping[str, tuple[str, type[str] | type[int] | type[bool]]] = {
     "SGLANG_DSV4_KV_LAYOUT": ("dsv4_kv_layout", str),
     "SGLANG_DSV4_COMPRESSED_KV_LAYOUT": ("dsv4_compressed_kv_layout", str),
     "SGLANG_MINICPM_FORCE_DENSE": ("minicpm_force_dense", bool),
+    "SGLANG_USE_AITER_UNIFIED_ATTN": ("aiter_unified_attention", bool),
+    "SGLANG_AITER_KV_CACHE_LAYOUT": ("aiter_kv_layout", str),
     "UCX_NET_DEVICES": ("ucx_net_devices", str),
 }
 """Variables that the rules read: fact and type."""

@@ -118,6 +118,8 @@ FLAGS: tuple[Flag, ...] = (
     _f("max-total-tokens", _TOKENS),
     _f("max-running-requests", _INT, fact="max_running_requests"),
     _f("max-prefill-tokens", _TOKENS, 16384, "max_prefill_tokens"),
+    _f("enable-deterministic-inference", _SWITCH, fact="deterministic"),
+    _f("disable-hybrid-swa-memory", _SWITCH, fact="disable_hybrid_swa"),
     _f("disable-radix-cache", _SWITCH, fact="disable_radix_cache"),
     _f("enable-mixed-chunk", _SWITCH, fact="mixed_chunk"),
     _f("enable-unified-memory", _SWITCH, fact="unified_memory"),

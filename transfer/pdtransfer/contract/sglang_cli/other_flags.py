@@ -16,12 +16,12 @@ OTHER: dict[Kind, str] = {
         disable-aiter-allreduce-fusion-in-decode disable-aiter-allreduce-fusion-in-prefill disable-attn-tp-gather
         disable-chunked-prefix-cache disable-cuda-graph disable-cuda-graph-padding disable-custom-all-reduce
         disable-decode-cuda-graph disable-fast-image-processor disable-flashinfer-autotune
-        disable-flashinfer-cutlass-moe-fp4-allgather disable-hybrid-swa-memory disable-outlines-disk-cache
+        disable-flashinfer-cutlass-moe-fp4-allgather disable-outlines-disk-cache
         disable-overlap-schedule disable-prefill-cuda-graph disable-shared-experts-fusion disable-tokenizer-batch-decode
         enable-adaptive-dispatch-to-encoder enable-aiter-allreduce-fusion enable-amd-monokernel
         enable-attn-tp-input-scattered enable-broadcast-mm-inputs-process enable-cache-report enable-cp-decode-attn-tp
         enable-cudagraph-gc enable-custom-logit-processor enable-deepseek-v4-fp4-indexer enable-dense-mlp-attn-tp
-        enable-deterministic-inference enable-dp-attention-local-control-broadcast enable-dp-lm-head
+        enable-dp-attention-local-control-broadcast enable-dp-lm-head
         enable-draft-weights-cpu-backup enable-dynamic-batch-tokenizer enable-dynamic-chunking
         enable-elastic-expert-backup enable-encoder-swa-bounded-replay enable-eplb enable-flashinfer-allreduce-fusion
         enable-flexkv enable-forward-pass-metrics enable-fp32-lm-head enable-fused-moe-sum-all-reduce
