@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,145 +14,11 @@ from pdtransfer.contract.base import EngineType, MemoryKind, Role
 from pdtransfer.contract.card import EngineFacts, RankCard
 from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.fingerprint import ModelIdentity
-from pdtransfer.contract.geometry import AttentionKind, ModelGeometry
 from pdtransfer.contract.layout import HeadSlice, RankCoordinates, RankLayout, Region, RegionKind
 
-GEOMETRIES = {
-    "gqa8": ModelGeometry(attention=AttentionKind.GQA, layers=36, kv_heads=8, head_dim=64, dtype="bfloat16"),
-    "gqa4": ModelGeometry(attention=AttentionKind.GQA, layers=36, kv_heads=4, head_dim=64, dtype="bfloat16"),
-    "swa8": ModelGeometry(
-        attention=AttentionKind.GQA,
-        layers=36,
-        kv_heads=8,
-        head_dim=64,
-        dtype="bfloat16",
-        sliding_window_layers=tuple(range(0, 36, 2)),
-    ),
-    "linear": ModelGeometry(
-        attention=AttentionKind.GQA,
-        layers=48,
-        kv_heads=2,
-        head_dim=256,
-        dtype="bfloat16",
-        linear_layers=tuple(i for i in range(48) if (i + 1) % 4),
-        ssm_dtype="float32",
-    ),
-    "qsa": ModelGeometry(
-        attention=AttentionKind.GQA,
-        layers=48,
-        kv_heads=2,
-        head_dim=256,
-        dtype="bfloat16",
-        linear_layers=tuple(i for i in range(48) if (i + 1) % 4),
-        ssm_dtype="float32",
-        compressed_index_heads=4,
-        architecture="Qwen4ExpForConditionalGeneration",
-    ),
-    "kimi": ModelGeometry(
-        attention=AttentionKind.MLA,
-        layers=27,
-        kv_heads=1,
-        head_dim=576,
-        kv_lora_rank=512,
-        qk_rope_head_dim=64,
-        dtype="bfloat16",
-        linear_layers=tuple(i for i in range(27) if (i + 1) % 4),
-        ssm_dtype="float32",
-        architecture="KimiLinearForCausalLM",
-    ),
-    "mimo-swa": ModelGeometry(
-        attention=AttentionKind.GQA,
-        layers=48,
-        kv_heads=4,
-        head_dim=192,
-        v_head_dim=128,
-        swa_kv_heads=8,
-        dtype="bfloat16",
-        sliding_window_layers=tuple(i for i in range(48) if i % 6),
-    ),
-    "v4": ModelGeometry(
-        attention=AttentionKind.DSA,
-        layers=43,
-        kv_heads=1,
-        head_dim=512,
-        index_head_dim=128,
-        dtype="bfloat16",
-        model_type="deepseek_v4",
-        architecture="DeepseekV4ForCausalLM",
-    ),
-    "v41": ModelGeometry(
-        attention=AttentionKind.DSA,
-        layers=43,
-        kv_heads=1,
-        head_dim=512,
-        index_head_dim=128,
-        dtype="bfloat16",
-        model_type="deepseek_v41",
-        architecture="DeepseekV41ForCausalLM",
-    ),
-    "m3": ModelGeometry(
-        attention=AttentionKind.GQA,
-        layers=60,
-        kv_heads=4,
-        head_dim=128,
-        dtype="bfloat16",
-        model_type="minimax_m2",
-        architecture="MiniMaxM3SparseForConditionalGeneration",
-    ),
-    "m3-values": ModelGeometry(
-        attention=AttentionKind.GQA,
-        layers=60,
-        kv_heads=4,
-        head_dim=128,
-        dtype="bfloat16",
-        architecture="MiniMaxM3SparseForCausalLM",
-        index_values=True,
-    ),
-    "minicpm": ModelGeometry(
-        attention=AttentionKind.GQA,
-        layers=32,
-        kv_heads=2,
-        head_dim=128,
-        dtype="bfloat16",
-        architecture="MiniCPMSALAForCausalLM",
-        minicpm_sparse=True,
-    ),
-    "glm5": ModelGeometry(
-        attention=AttentionKind.DSA,
-        layers=78,
-        kv_heads=1,
-        head_dim=576,
-        kv_lora_rank=512,
-        qk_rope_head_dim=64,
-        index_head_dim=128,
-        dtype="bfloat16",
-        architecture="Glm5NextForConditionalGeneration",
-    ),
-    "mimo": ModelGeometry(
-        attention=AttentionKind.GQA, layers=48, kv_heads=4, head_dim=192, v_head_dim=128, dtype="bfloat16"
-    ),
-    "mla": ModelGeometry(
-        attention=AttentionKind.MLA,
-        layers=61,
-        kv_heads=1,
-        head_dim=576,
-        kv_lora_rank=512,
-        qk_rope_head_dim=64,
-        dtype="bfloat16",
-        model_type="deepseek_v3",
-    ),
-    "dsa": ModelGeometry(
-        attention=AttentionKind.DSA,
-        layers=61,
-        kv_heads=1,
-        head_dim=576,
-        kv_lora_rank=512,
-        qk_rope_head_dim=64,
-        index_head_dim=128,
-        dtype="bfloat16",
-        model_type="deepseek_v32",
-    ),
-}
+sys.path.insert(0, str(Path(__file__).parent))
+
+from geometries import GEOMETRIES
 
 
 @pytest.fixture

@@ -11,30 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rules_kit import LETTER, PP, TP, Pair, decode, prefill, tp
 
 from pdtransfer.contract.base import Backend, EngineType, MemoryKind, Role
 from pdtransfer.contract.compat import RULES, Report, Status, check, rules_table
 from pdtransfer.contract.facts import HostKVMode, RoleFacts, draft_kv_algorithm
 
-Pair = Callable[..., tuple[RoleFacts, RoleFacts]]
-TP = "tensor_parallel"
-PP = "pipeline_parallel"
-
-
-def tp(p: int, d: int, **both: Any) -> dict[str, Any]:
-    return {"prefill": {TP: p}, "decode": {TP: d}, **both}
-
 
 def pp(p: int, d: int, p_tp: int = 1, d_tp: int = 1) -> dict[str, Any]:
     return {"prefill": {PP: p, TP: p_tp}, "decode": {PP: d, TP: d_tp}}
-
-
-def prefill(**facts: Any) -> dict[str, Any]:
-    return {"prefill": facts}
-
-
-def decode(**facts: Any) -> dict[str, Any]:
-    return {"decode": facts}
 
 
 HISPARSE = HostKVMode.HISPARSE
@@ -242,7 +227,6 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("H10", "gqa8", decode(sampling_mask=True), "FFF"),
 ]
 ROW = re.compile(r'\(\s*"([A-Z]\d+)",.*?"([PWFU-]{3})",?\s*\)', re.DOTALL)
-LETTER = {Status.PASS: "P", Status.WARN: "W", Status.FAIL: "F", Status.UNKNOWN: "U"}
 
 
 def letter(report: Report, rule: str) -> str:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rules_kit import ADP, PP, TP, Pair, decided, decode, prefill, sides, unknown
 
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import Backend, MemoryKind
 from pdtransfer.contract.compat import RULES, Status, check
-from pdtransfer.contract.facts import NO_LIMIT, HostKVMode, RoleFacts
+from pdtransfer.contract.facts import NO_LIMIT, HostKVMode
 from pdtransfer.contract.geometry import ModelGeometry
 
-Pair = Callable[..., tuple[RoleFacts, RoleFacts]]
-LETTER = {Status.PASS: "P", Status.WARN: "W", Status.FAIL: "F", Status.UNKNOWN: "U"}
-TP, PP, ADP = "tensor_parallel", "pipeline_parallel", "attention_data_parallel"
 HISPARSE, RECEIVE = HostKVMode.HISPARSE, HostKVMode.HOST_RECEIVE
 DRAM = frozenset({MemoryKind.DRAM})
 STAGED = {"staging_buffer": True}
@@ -24,23 +21,6 @@ HICACHE = {"hierarchical_cache": True}
 RADIX = {"decode_radix_cache": True}
 SPARSE = {"host_kv": HISPARSE, "memory_kinds": DRAM}
 UCX = '{"num_threads": "4"}'
-
-
-def prefill(**facts: Any) -> dict[str, Any]:
-    return {"prefill": facts}
-
-
-def decode(**facts: Any) -> dict[str, Any]:
-    return {"decode": facts}
-
-
-def sides(p: dict[str, Any], d: dict[str, Any], **both: Any) -> dict[str, Any]:
-    return {"prefill": p, "decode": d, **both}
-
-
-def unknown(*names: str, **facts: Any) -> dict[str, Any]:
-    """Settings in which nothing tells these facts (a command line that is not known whole)."""
-    return {"forget": names, **facts}
 
 
 # (rule, model, settings, PDCluster NIXL Mooncake): P pass, W warn, F fail, U unknown, - decided at another time
@@ -230,23 +210,11 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
 ]
 
 
-def decided(pair: Pair, rule: str, model: str | None, settings: dict[str, Any], backend: Backend) -> tuple[str, str]:
-    """(letter, severity) of one rule."""
-    settings = dict(settings)
-    forget = settings.pop("forget", ())
-    p, d = pair(model, **settings, backend=backend)
-    if forget:
-        lost = {"whole_command": False} | dict.fromkeys(forget)
-        p, d = p.model_copy(update=lost), d.model_copy(update=lost)
-    finding = check(p, d).finding(rule)
-    return ("-", "") if finding is None else (LETTER[finding.status], finding.severity)
-
-
 @pytest.mark.parametrize(("rule", "model", "settings", "expected"), TABLE)
 def test_rule_e_to_h_per_backend(
     pair: Pair, rule: str, model: str | None, settings: dict[str, Any], expected: str
 ) -> None:
-    assert "".join(decided(pair, rule, model, settings, b)[0] for b in Backend) == expected
+    assert "".join(decided(pair, rule, model, settings, b, rewritten=True)[0] for b in Backend) == expected
 
 
 # (rule, model, settings, backend, the table's outcome word)
@@ -292,7 +260,7 @@ OUTCOMES: list[tuple[str, str, dict[str, Any], Backend, str]] = [
 def test_outcome_e_to_h_is_the_tables_word(
     pair: Pair, rule: str, model: str, settings: dict[str, Any], backend: Backend, outcome: str
 ) -> None:
-    assert decided(pair, rule, model, settings, backend)[1] == outcome
+    assert decided(pair, rule, model, settings, backend, rewritten=True)[1] == outcome
 
 
 def test_messages_say_how_much_memory_is_needed(pair: Pair) -> None:
