@@ -12,6 +12,7 @@ from pdtransfer.contract.card import EngineFacts, RankCard
 from pdtransfer.contract.fingerprint import ModelIdentity
 from pdtransfer.contract.identity import pod_server_name
 from pdtransfer.contract.layout import RankLayout
+from pdtransfer.engines.listening import listen_host
 from pdtransfer.engines.reference.checkpoint import content_digest
 from pdtransfer.engines.reference.endpoints import IntroducedEndpoint, RosteredEndpoint
 from pdtransfer.engines.reference.facts import engine_version
@@ -125,13 +126,6 @@ def endpoint_config(options: Options, pool_bytes: int) -> EndpointConfig:
         digest=options.kv_digest,
         quarantine_cap=None if cap is None else cap * MIB,
     )
-
-
-def listen_host(advertised: str) -> str:
-    """All addresses of the advertised family; loopback stays on loopback."""
-    if advertised in ("127.0.0.1", "::1", "localhost"):
-        return advertised
-    return "::" if ":" in advertised else "0.0.0.0"
 
 
 def card_template(options: Options, config: LlamaConfig, layout: RankLayout, dtype: str) -> RankCard:

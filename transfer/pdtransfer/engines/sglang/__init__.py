@@ -11,7 +11,7 @@ bootstrap     prefill's HTTP registry, with cards
 messages      what decode tells prefill ranks beside the control channel: introductions, notes, aborts
 manager       what both sides share; prefill and decode are its two halves
 meetings      decode: first contact with a prefill engine, apart from the scheduler;  sockets  those to be closed
-sender        prefill's side of one request;  receiver  decode's
+sender        prefill's side of one request;  receiver  decode's;  reasons  why a room failed
 threads       threads that do not die silently
 
 Only plugin, manager, prefill, decode, sender, receiver, sockets, bootstrap and identity import SGLang.

@@ -21,6 +21,7 @@ from sglang.srt.runtime_context import get_device, get_parallel, get_serving, ge
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.identity import pod_server_name
 from pdtransfer.contract.layout import RankCoordinates
+from pdtransfer.engines.listening import listen_host
 from pdtransfer.engines.sglang import identity
 from pdtransfer.engines.sglang.decode import DecodePart
 from pdtransfer.engines.sglang.devices import net_devices
@@ -182,7 +183,7 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
         if held.staging_mib is None:
             staging = min(staging, -(-sum(r.item_bytes * r.items for r in regions) // MIB) * MIB)
         return EndpointConfig(
-            listen_host=_listen_host(self._host),
+            listen_host=listen_host(self._host),
             advertise_host=self._host,
             tls_dir=str(held.tls_dir) if held.tls_dir else None,
             server_name=pod_server_name(held.cluster_uid) if held.cluster_uid else EndpointConfig.server_name,
@@ -277,10 +278,3 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
         # A context with open sockets would block whoever collects it.
         self.server_socket.close(linger=0)
         self._zmq_ctx.destroy(linger=0)
-
-
-def _listen_host(advertised: str) -> str:
-    """All addresses of the advertised family; loopback stays on loopback."""
-    if advertised in ("127.0.0.1", "::1", "localhost"):
-        return advertised
-    return "::" if ":" in advertised else "0.0.0.0"

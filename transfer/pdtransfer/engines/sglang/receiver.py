@@ -17,6 +17,7 @@ from sglang.srt.utils.network import NetworkAddress
 
 from pdtransfer.contract.base import MemoryKind
 from pdtransfer.engines.sglang.messages import GiveUp, Note, encode
+from pdtransfer.engines.sglang.reasons import reason_of
 from pdtransfer.engines.sglang.rows import BadRows, Trailer, unpack
 from pdtransfer.errors import LayoutMismatch, PeerReplaced, PeerUnreachable, TransferError
 from pdtransfer.session.api import TransferState
@@ -83,7 +84,7 @@ class PdclusterKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         except Exception as error:
             if not isinstance(error, TransferError):
                 log.exception("room %s can not begin", self.bootstrap_room)
-            self._fail(_text(error))
+            self._fail(reason_of(error))
 
     def send_metadata(
         self,
@@ -109,7 +110,7 @@ class PdclusterKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 log.exception("room %s can not be asked for", self.bootstrap_room)
             if isinstance(error, PeerUnreachable | PeerReplaced):
                 self.kv_mgr.forget_prefill(self.bootstrap_addr)
-            self._fail(_text(error))
+            self._fail(reason_of(error))
 
     def poll(self) -> Any:
         """SGLang's phase of the request. Never raises."""
@@ -120,7 +121,7 @@ class PdclusterKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         except Exception as error:
             if not isinstance(error, BadRows):
                 log.exception("room %s can not be looked at", self.bootstrap_room)
-            self._fail(_text(error))
+            self._fail(reason_of(error))
             return KVPoll.Failed
 
     def abort(self) -> None:
@@ -237,7 +238,7 @@ class PdclusterKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         if state is TransferState.FAILED:
             if isinstance(transfer.error, PeerUnreachable | PeerReplaced):
                 manager.forget_prefill(self.bootstrap_addr)
-            self._fail(_text(transfer.error))
+            self._fail(reason_of(transfer.error))
             return KVPoll.Failed
         if manager.rank is not None and manager.rank.endpoint.failed is not None:
             self._fail(manager.rank.problem)  # its thread hangs and could not end the transfer; its pages stay held
@@ -289,7 +290,3 @@ class PdclusterKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         self.kv_mgr.fail_room(self.bootstrap_room, reason)
         self.conclude_state = KVPoll.Failed
         self._tell_all(reason)
-
-
-def _text(error: BaseException | None) -> str:
-    return str(error) if isinstance(error, TransferError | BadRows) else repr(error)

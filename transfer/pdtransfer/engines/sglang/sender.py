@@ -16,6 +16,7 @@ from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common.conn import CommonKVSender
 
 from pdtransfer.engines.sglang.events import ready_event
+from pdtransfer.engines.sglang.reasons import reason_of
 from pdtransfer.engines.sglang.rows import BadRows, Trailer, pack
 from pdtransfer.errors import TransferError
 from pdtransfer.session.api import TransferState
@@ -57,7 +58,7 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
         try:
             mgr.rank.endpoint.expect(bootstrap_room)
         except Exception as error:
-            self._fail(_told(error))
+            self._fail(reason_of(error))
 
     # --- what SGLang calls ------------------------------------------------------------------
 
@@ -78,7 +79,7 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
             try:
                 self._begin(num_kv_indices)
             except Exception as error:
-                self._fail(_told(error))
+                self._fail(reason_of(error))
 
     def take(
         self,
@@ -104,8 +105,8 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
         except Exception as error:
             if not isinstance(error, TransferError | BadRows):
                 log.exception("room %d can not be sent", self.bootstrap_room)
-            self._transfer.abort(_told(error))
-            self._fail(_told(error))
+            self._transfer.abort(reason_of(error))
+            self._fail(reason_of(error))
 
     def poll(self) -> Any:
         """SGLang's phase of the request."""
@@ -157,7 +158,7 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
                 self._look()
             except Exception as error:
                 log.exception("room %d can not be looked at", self.bootstrap_room)
-                self._fail(_told(error))
+                self._fail(reason_of(error))
 
     def _look(self) -> None:
         manager, room = self.kv_mgr, self.bootstrap_room
@@ -165,7 +166,7 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
         if transfer is not None:
             state = transfer.state
             if state is TransferState.FAILED:
-                self._fail(_told(transfer.error))
+                self._fail(reason_of(transfer.error))
             elif state is TransferState.SUCCESS:
                 manager.update_status(room, KVPoll.Success)
             elif manager.rank is not None and manager.rank.endpoint.failed is not None:
@@ -251,7 +252,3 @@ class PdclusterKVSender(CommonKVSender):  # type: ignore[misc]
 
     def _fail(self, reason: str) -> None:
         self.kv_mgr.fail_room(self.bootstrap_room, reason)
-
-
-def _told(error: BaseException | None) -> str:
-    return str(error) if isinstance(error, TransferError | BadRows) else repr(error)
