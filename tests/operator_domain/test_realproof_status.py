@@ -74,7 +74,7 @@ def test_requests_that_fail_make_it_not_ready_with_an_event_and_an_advice() -> N
 
 
 def test_a_prefill_beside_a_working_one_is_named() -> None:
-    w = Requests(prefill__replicas=2)
+    w = Requests(prefill__replicas=2, transfer__verification={"recycle": False})
     w.run()
     w.broken, w.outcome = w.side(Role.PREFILL)[1].name, ProbeOutcome.TIMED_OUT
     for _ in range(150):

@@ -120,6 +120,14 @@ class VerificationSpec(ApiModel):
         description="With backends NIXL and Mooncake, seconds between two real requests of the operator's through each "
         "prefill rank. With PDCluster no effect in this version, which checks a pair when it is wired.",
     )
+    recycle: StrictBool = Field(
+        default=True,
+        json_schema_extra=NO_CRD_DEFAULT,
+        description="With backends NIXL and Mooncake, replace a prefill pod whose real requests keep failing (at least "
+        "4 in a row over a minute) with decode pods that another prefill serves meanwhile: its bootstrap thread may "
+        "have ended, which only a restart repairs. Never the last prefill that serves. False: KVTransferVerified tells "
+        "of it, and nothing is replaced. With PDCluster no effect: ranks report by themselves.",
+    )
 
 
 class TimeoutsSpec(ApiModel):

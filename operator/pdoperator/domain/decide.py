@@ -30,7 +30,8 @@ from pdoperator.domain.links import blame, links_of
 from pdoperator.domain.observed import Observed
 from pdoperator.domain.picture import Picture
 from pdoperator.domain.preflight import Finding, from_report, preflight
-from pdoperator.domain.realround import real_round
+from pdoperator.domain.realprobe import History
+from pdoperator.domain.realround import real_round, recycled
 from pdoperator.domain.revision import role_revisions, role_spec
 from pdoperator.domain.routing import desired_workers, listed_everywhere, listed_urls, route, worker_url
 from pdoperator.domain.settings import DecideSettings
@@ -140,6 +141,12 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
         for uid, since in stale.items()
         if observed.now - since > settings.stale_limit_seconds
     }
+    # Pods of other backends show no cards: those that are ready serve, paired by their common revision.
+    serving = {p.uid: p.revision for p in engine_pods(observed) if p.uid in foreign and p.ready}
+    proven: History = extra.get("real", {})
+    going = frozenset(extra.get("leaving_since", {}))
+    unserving = recycled(observed, spec, serving, going, revisions, proven, extra.get("recycled_at", 0.0), settings)
+    recycle |= unserving
     # Memory knows more than a status whose last write was refused; status outlives the process.
     told = extra.get("backoff")
     plan = Plan(backoff=read_backoff(observed.cluster.status) if told is None else told)
@@ -156,13 +163,14 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
             settings,
             extra.get("attempts"),
         )
-    leaving = frozenset(plan.leaving)
+    # Off the routers in this look, which comes before the pod's end.
+    ended = frozenset(d.uid for d in plan.deletes)
+    leaving = frozenset(plan.leaving) | ended
 
     gates = decide_gates(
         observed, view, links, blamed, extra.get("islands", {}), extra.get("fell", {}), leaving, wanted, settings
     )
-    # Pods of other backends show no cards: those that are ready serve, paired by their common revision.
-    serving = {p.uid: p.revision for p in engine_pods(observed) if p.uid in foreign and p.ready}
+    serving = {uid: revision for uid, revision in serving.items() if uid not in ended}
     gates = replace(gates, ready=gates.ready | frozenset(serving), island=gates.island | serving)
     wiring = wire(observed, view, fit.fits, extra.get("cards", {}), extra.get("counter", (0, 0)), extra.get("hashes"))
 
@@ -173,7 +181,7 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
             if f.status in ("Fail", "Warn"):
                 card_findings.setdefault((f.rule, f.message), f)
 
-    real = real_round(observed, spec, gates, leaving, revisions, extra.get("real", {}), settings)
+    real = real_round(observed, spec, gates, leaving, revisions, proven, settings)
     workers = desired_workers([p for p in engine_pods(observed) if p.uid not in leaving], gates.ready, gates.island)
     pic = Picture(
         observed=observed,
@@ -206,7 +214,8 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
         "backoff": plan.backoff,
         "attempts": plan.attempts or extra.get("attempts", {}),
         "fell": gates.fell,
-        "real": real.history if real else extra.get("real", {}),
+        "real": real.history if real else proven,
+        "recycled_at": observed.now if ended & unserving.keys() else extra.get("recycled_at", 0.0),
         "islands": {u: i for u, i in (extra.get("islands", {}) | gates.island).items() if u in alive},
         "cards": wiring.cards or {},
         "hashes": wiring.memo or extra.get("hashes"),

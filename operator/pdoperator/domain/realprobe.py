@@ -83,15 +83,18 @@ class Tried:
     served_at: float = 0.0
     tried_at: float = 0.0
     failures: int = 0
+    failed_at: float = 0.0
     message: str = ""
 
 
 @dataclass(frozen=True)
 class UnitSeen:
-    """A unit's history. `failures` are in a row, with whatever decode; `open` is why its last probe said nothing."""
+    """A unit's history. `failures` are in a row, with whatever decode, the first of them at `failing_since`; `open` is
+    why its last probe said nothing."""
 
     pairs: Mapping[str, Tried] = field(default_factory=dict)
     failures: int = 0
+    failing_since: float = 0.0
     silent: int = 0
     ended_at: float = 0.0
     served_at: float = 0.0
@@ -115,10 +118,11 @@ def _after(seen: UnitSeen, result: ProbeResult) -> UnitSeen:
     tried = replace(seen.pairs.get(decode, Tried()), tried_at=result.at)
     if result.outcome is ProbeOutcome.SERVED:
         tried = Tried(served_at=result.at, tried_at=result.at)
-        seen = replace(seen, failures=0, silent=0, ended_at=result.at, served_at=result.at, open="")
+        seen = replace(seen, failures=0, failing_since=0.0, silent=0, ended_at=result.at, served_at=result.at, open="")
     elif result.outcome.evidence:
-        tried = replace(tried, failures=tried.failures + 1, message=result.message)
-        seen = replace(seen, failures=seen.failures + 1, silent=0, ended_at=result.at, open="")
+        tried = replace(tried, failures=tried.failures + 1, failed_at=result.at, message=result.message)
+        since = seen.failing_since if seen.failures else result.at
+        seen = replace(seen, failures=seen.failures + 1, failing_since=since, silent=0, ended_at=result.at, open="")
     else:
         seen = replace(seen, silent=seen.silent + 1, ended_at=result.at, open=result.message)
     return replace(seen, pairs={**seen.pairs, decode: tried})
@@ -154,7 +158,8 @@ def due_probes(
 ) -> tuple[StartProbe, ...]:
     """Probes to start now: never two of one prefill pod at once, and not more than the settings allow in all.
 
-    A unit is due after `interval` seconds (earlier after a failure), and at once for a decode that nobody served yet.
+    A unit is due after `interval` seconds (earlier after a failure), and at once for a decode that nobody served yet
+    or that another unit fails with: that shows whose fault it is.
     `decodes` are those of each island."""
     running = tuple(running)
     busy = {p.prefill.incarnation for p in running}
@@ -162,7 +167,8 @@ def due_probes(
     left = max(0, settings.probes_at_once - len(running))
     out: list[StartProbe] = []
     # One that hangs now must not be given every prefill of the fleet.
-    wanted = _unserved(decodes, history, interval, now, settings) - asked
+    units = list(units)
+    wanted = (_unserved(decodes, history, interval, now, settings) | _doubted(units, history)) - asked
     for unit in sorted(units, key=lambda u: (history.get(u.key, UnitSeen()).ended_at, u.prefill.name, u.dp_rank)):
         partners = decodes.get(unit.island, ())
         if unit.prefill.incarnation in busy or not partners or len(out) >= left:
@@ -197,6 +203,22 @@ def _unserved(
                 _pause(failures or 1, interval, settings) if tried else 0.0
             ):
                 found.add(decode.incarnation)
+    return found
+
+
+def _doubted(units: Iterable[Unit], history: History) -> set[str]:
+    """Decodes that a unit fails with and that no other one has tried since."""
+    found = set()
+    for unit in units:
+        seen = history.get(unit.key, UnitSeen())
+        others = [s for key, s in history.items() if key != unit.key]
+        found |= {
+            decode
+            for decode, tried in seen.pairs.items()
+            if seen.failures
+            and tried.failed_at >= seen.failing_since
+            and not any(s.pairs.get(decode, Tried()).tried_at >= seen.failing_since for s in others)
+        }
     return found
 
 

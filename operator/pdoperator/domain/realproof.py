@@ -37,9 +37,14 @@ class RealProof:
 
 
 def prove(
-    units: Iterable[Unit], decodes: Mapping[str, tuple[ProbeEnd, ...]], history: History, settings: DecideSettings
+    units: Iterable[Unit],
+    decodes: Mapping[str, tuple[ProbeEnd, ...]],
+    history: History,
+    settings: DecideSettings,
+    *,
+    recycles: bool = False,
 ) -> RealProof:
-    """Add up the history of these units."""
+    """Add up the history of these units. `recycles`: the operator replaces a prefill pod that keeps failing."""
     units = [u for u in units if decodes.get(u.island)]
     ends = [d for island in {u.island for u in units} for d in decodes[island]]
     seen = {u.key: history.get(u.key, UnitSeen()) for u in units}
@@ -54,7 +59,16 @@ def prove(
     deaf = [d for d in ends if _failures(pairs[d.incarnation].values()) >= limit]
     reason, failed = Reason.VERIFICATION_FAILED, ""
     if failing:
-        reason, failed = _prefill(failing[0], seen[failing[0].key], ends, healthy, pairs)
+        first = failing[0]
+        others = {u.prefill.uid for u in units if u.key in healthy and u.island == first.island}
+        # The last one that serves stays.
+        heals = recycles and bool(others - {first.prefill.uid})
+        cure = (
+            f"the operator replaces the pod after {settings.recycle_failures} over {settings.recycle_seconds:g} s"
+            if heals
+            else f"only a restart repairs that: look at its log, then delete pod {first.prefill.name}"
+        )
+        reason, failed = _prefill(first, seen[first.key], ends, healthy, pairs, cure)
     elif deaf:
         reason, failed = _decode(deaf[0], pairs[deaf[0].incarnation])
     open_ = [u for u in units if seen[u.key].open and (not seen[u.key].served_at or len(met) < len(ends))]
@@ -82,6 +96,7 @@ def _prefill(
     ends: list[ProbeEnd],
     healthy: set[tuple[str, int]],
     pairs: Mapping[str, Mapping[tuple[str, int], Tried]],
+    cure: str,
 ) -> tuple[Reason, str]:
     """Of a prefill rank that serves nobody any more. It is its own fault where a decode that it failed with got KV
     from another rank."""
@@ -95,8 +110,7 @@ def _prefill(
         return (
             Reason.PREFILL_DOES_NOT_SEND,
             f"prefill {unit.label}: {told} (with {names}; last: {what}), while {works.name} gets KV from another "
-            "prefill. Its bootstrap thread may have ended with /health still green; only a restart repairs that: "
-            f"look at its log, then delete pod {unit.prefill.name}",
+            f"prefill. Its bootstrap thread may have ended with /health still green; {cure}",
         )
     return (
         Reason.REQUEST_FAILED,

@@ -40,6 +40,10 @@ class DecideSettings:
     """Real requests that fail in a row before KVTransferVerified says so."""
     probe_retry_seconds: float = 5.0
     """Pause after a real request that was not served; doubles up to verification.intervalSeconds."""
+    recycle_failures: int = 4
+    """Real requests through a prefill rank that fail in a row before its pod may be replaced ..."""
+    recycle_seconds: float = 60.0
+    """... over at least this long; also the pause between two such replacements in one PDCluster."""
     probes_at_once: int = 16
     """Real requests under way in one PDCluster."""
     network_policy: bool = True

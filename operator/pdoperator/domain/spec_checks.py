@@ -90,11 +90,18 @@ def _not_root(template: PodTemplate) -> bool:
 
 def _without_effect_yet(spec: PDClusterSpec) -> list[Finding]:
     own = spec.transfer.backend is Backend.PDCLUSTER  # other backends are probed by a request once an interval
-    if not own or "interval_seconds" not in spec.transfer.verification.model_fields_set:
+    if not own:
         return []
-    field = "spec.transfer.verification.intervalSeconds"
-    message = f"{field} has no effect in this version: a pair is checked when it is wired"
-    return [warn("NoEffectYet", message, f"Leave {field} out.")]
+    told = {
+        "interval_seconds": ("intervalSeconds", "a pair is checked when it is wired"),
+        "recycle": ("recycle", "a pod is replaced when its ranks report that they failed"),
+    }
+    found = []
+    for name in sorted(told.keys() & spec.transfer.verification.model_fields_set):
+        field = f"spec.transfer.verification.{told[name][0]}"
+        message = f"{field} has no effect with backend PDCluster in this version: {told[name][1]}"
+        found.append(warn("NoEffectYet", message, f"Leave {field} out."))
+    return found
 
 
 def _fabric(spec: PDClusterSpec) -> list[Finding]:
