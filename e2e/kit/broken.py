@@ -31,12 +31,24 @@ def foreign_certificate(kubectl: Kubectl, name: str) -> str:
     return data["ca.crt"]
 
 
+def _processes(pod: str, program: str) -> list[int]:
+    found = [p.pid for p in seen() if f"POD_NAME={pod}" in p.environment and program in p.command]
+    if not found:
+        raise CommandFailed(f"no process of pod {pod} runs {program} on this machine")
+    return found
+
+
+def kill_from_outside(pod: str, program: str) -> None:
+    """SIGKILL `program` of `pod`, as the kernel does where memory is short. Only from outside (embedded cluster): a
+    container's first process can not be killed by what runs beside it. With it end all processes of its container."""
+    for pid in _processes(pod, program):
+        os.kill(pid, signal.SIGKILL)
+
+
 @contextmanager
 def hung(pod: str, program: str) -> Iterator[None]:
     """SIGSTOP `program` of `pod`, whose processes this machine sees (embedded cluster); SIGCONT at the end."""
-    pids = [p.pid for p in seen() if f"POD_NAME={pod}" in p.environment and program in p.command]
-    if not pids:
-        raise CommandFailed(f"no process of pod {pod} runs {program} on this machine")
+    pids = _processes(pod, program)
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)

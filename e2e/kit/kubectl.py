@@ -33,6 +33,15 @@ class Kubectl:
         done = run(self.command(*args), stdin=stdin, timeout=timeout, check=check)
         return done.stdout if check else done.stdout + done.stderr
 
+    def _read(self, *args: str) -> str:
+        """Once more where the API server could not be reached: it is starved on busy cores now and then."""
+        try:
+            return self(*args)
+        except CommandFailed as failed:
+            if "Unable to connect to the server" not in str(failed):
+                raise
+            return self(*args)
+
     def get(self, kind: str, name: str = "", selector: str = "") -> Any:
         """Object (or None when it is not there), or the list of items when no name is given."""
         args = ["get", kind, "-o", "json"]
@@ -40,7 +49,7 @@ class Kubectl:
             args += [name, "--ignore-not-found"]
         if selector:
             args += ["-l", selector]
-        text = self(*args)
+        text = self._read(*args)
         if not text.strip():
             return None
         data = json.loads(text)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,15 +24,18 @@ class Answer:
     seconds: float
 
 
+def _post(url: str, body: dict[str, Any]) -> urllib.request.Request:
+    return urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+
+def _generate(base: str, prompt: tuple[int, ...], new_tokens: int, **more: Any) -> urllib.request.Request:
+    sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
+    return _post(f"{base}/generate", {"input_ids": list(prompt), "sampling_params": sampling, **more})
+
+
 def generate(base: str, prompt: tuple[int, ...], new_tokens: int, *, timeout: float = 60) -> Answer:
     """POST {base}/generate, greedy. Never raises for what the other side does."""
-    body: dict[str, Any] = {
-        "input_ids": list(prompt),
-        "sampling_params": {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True},
-    }
-    request = urllib.request.Request(
-        f"{base}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    request = _generate(base, prompt, new_tokens)
     start = time.monotonic()
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
@@ -43,6 +48,22 @@ def generate(base: str, prompt: tuple[int, ...], new_tokens: int, *, timeout: fl
         return Answer(refused.code, (), refused.read().decode(errors="replace"), time.monotonic() - start)
     except (OSError, ValueError, KeyError, TypeError) as broken:
         return Answer(0, (), f"{type(broken).__name__}: {broken}", time.monotonic() - start)
+
+
+@contextlib.contextmanager
+def streamed(
+    base: str, prompt: tuple[int, ...], new_tokens: int, *, timeout: float = 90
+) -> Iterator[Iterator[dict[str, Any]]]:
+    """The same as `generate`, streamed: its events one by one, each with all tokens so far. The connection is closed
+    when the block ends, whatever is still to come; raises where the answer is an error."""
+    with urllib.request.urlopen(_generate(base, prompt, new_tokens, stream=True), timeout=timeout) as answer:
+        yield (json.loads(line.removeprefix(b"data: ")) for line in answer if line.startswith(b"data: {"))
+
+
+def post(url: str, body: dict[str, Any], *, timeout: float = 30) -> int:
+    """POST; gives the HTTP status, raises where it is an error."""
+    with urllib.request.urlopen(_post(url, body), timeout=timeout) as answer:
+        return int(answer.status)
 
 
 def compare(base: str, cases: list[Expected]) -> list[tuple[Expected, Answer]]:

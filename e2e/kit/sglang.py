@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from e2e.cluster.image_set import ENGINE_IMAGE
 from e2e.kit import install
 from e2e.kit.cluster import Target
 from e2e.kit.kubectl import Kubectl
-from e2e.kit.shell import ROOT, CommandFailed, run
+from e2e.kit.shell import ROOT, CommandFailed, run, wait_for
 
 MODEL_FILES = (*install.MODEL_FILES, "tokenizer_config.json")
 PAGE = 16
@@ -100,6 +102,26 @@ def processes(kubectl: Kubectl, pod: str, titles: str) -> list[int]:
     """Process ids, in the engine's container, of those whose command line begins with `titles`, such as
     `sglang::scheduler`: one a rank."""
     return list(json.loads(inside(kubectl, pod, _PROCESSES, titles)))
+
+
+def load(base: str, after: float = 0.0) -> dict[str, int]:
+    """What an engine is busy with, of what is not zero: requests it runs or queues, tokens its KV pool has lent. While
+    it computes it publishes its load only now and then: `unknown` where it did not after that time (Unix seconds)."""
+    with urllib.request.urlopen(f"{base}/v1/loads?include=all", timeout=20) as answer:
+        (found,) = json.load(answer)["loads"]
+    if found["timestamp"] < after:
+        return {"unknown": 1}
+    counts = {name: int(found[name]) for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")}
+    counts |= {name: int(n) for name, n in found["disaggregation"].items() if name.endswith("_reqs")}
+    return {name: count for name, count in counts.items() if count}
+
+
+def await_idle(base: str, timeout: float = 60) -> None:
+    """Until an engine holds nothing: no request, no token of its KV pool."""
+    asked = time.time()
+    wait_for(
+        "the engine holds nothing", lambda: not load(base, asked), timeout=timeout, context=lambda: str(load(base))
+    )
 
 
 def kill(kubectl: Kubectl, pod: str, pid: int) -> None:

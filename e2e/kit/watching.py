@@ -24,6 +24,11 @@ class History:
         return requests.wrong([(e, a) for e, a in self.pairs if a.status == 200])
 
     @property
+    def unanswered(self) -> list[str]:
+        """What was seen instead of an HTTP answer, with any status: the connection ended, or nothing came in time."""
+        return [f"after {a.seconds:.1f} s: {a.body[:300]}" for _, a in self.pairs if a.status == 0]
+
+    @property
     def succeeded(self) -> int:
         return sum(a.status == 200 for _, a in self.pairs)
 
@@ -34,8 +39,9 @@ class History:
 
 
 @contextmanager
-def load(base: str, cases: list[Expected], clients: int = 2) -> Iterator[History]:
-    """`clients` threads that send the cases in turn until the block ends."""
+def load(base: str, cases: list[Expected], clients: int = 2, pause: float = 0.05) -> Iterator[History]:
+    """`clients` threads that send the cases in turn, each `pause` seconds after its last answer, until the block
+    ends."""
     history = History()
     stop = threading.Event()
 
@@ -45,7 +51,7 @@ def load(base: str, cases: list[Expected], clients: int = 2) -> Iterator[History
                 return
             answer = requests.generate(base, case.prompt, len(case.tokens), timeout=90)
             history.pairs.append((case, answer))
-            stop.wait(0.05)
+            stop.wait(pause)
 
     threads = [threading.Thread(target=client, args=(i,), daemon=True) for i in range(clients)]
     for thread in threads:

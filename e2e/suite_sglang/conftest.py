@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from e2e.kit import cluster, install, requests, sglang, truth
 from e2e.kit.cluster import Target
 from e2e.kit.kubectl import Kubectl
 from e2e.kit.shell import wait_for
+from e2e.kit.statuses import holds, statuses
 
 NAMESPACE = os.environ.get("PDCLUSTER_E2E_NAMESPACE", "pdcluster-sglang")
 
@@ -31,13 +33,10 @@ class Served:
         """The pod of a role."""
         return sglang.engine_pod(self.kubectl, self.name, role)
 
-    def condition(self, which: str) -> dict[str, Any]:
-        """A condition as it is now."""
-        return self.kubectl.condition("pdcluster", self.name, which)
-
     def ready(self) -> None:
         """Wait until it is Ready."""
-        self.kubectl.wait_condition("pdcluster", self.name, "Ready", timeout=sglang.READY_SECONDS)
+        with statuses(self.kubectl, "pdcluster", self.name) as told:
+            told.wait("it is Ready", lambda found: holds(found, "Ready"), timeout=sglang.READY_SECONDS)
 
     def exact(self, seconds: float = 240) -> None:
         """Every case is answered with the right tokens, through the router. A refusal is asked again: on busy cores an
@@ -54,7 +53,22 @@ class Served:
 
 
 @pytest.fixture(scope="session")
-def target() -> Iterator[Target]:
+def making(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Future[Path], Future[list[truth.Expected]]]]:
+    """The model, then what it must answer: made while the cluster comes up."""
+    folder = tmp_path_factory.mktemp("model")
+    with ThreadPoolExecutor(1) as one_by_one:
+        yield one_by_one.submit(sglang.make_model, folder), one_by_one.submit(_answers, folder)
+
+
+def _answers(model: Path) -> list[truth.Expected]:
+    """What `transformers` answers in one process, in float32: short prompts, and some of several prefill chunks.
+    tests/sglang/test_real_plain.py holds SGLang that is not disaggregated to the same answers."""
+    short = truth.expected(model, prompts=3, length=48, new_tokens=12)
+    return [*short, *truth.expected(model, prompts=2, length=150, new_tokens=8, seed=11)]
+
+
+@pytest.fixture(scope="session")
+def target(making: object) -> Iterator[Target]:
     """The cluster with the operator and SGLang's image. The embedded one is left up, as by e2e/suite."""
     found = cluster.up(sglang.environment() if cluster.given() is None else None)
     install.operator(found)
@@ -64,32 +78,28 @@ def target() -> Iterator[Target]:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sglang.make_model(tmp_path_factory.mktemp("model"))
+def cases(making: tuple[Future[Path], Future[list[truth.Expected]]]) -> list[truth.Expected]:
+    """Prompts and what is right."""
+    return making[1].result(300)
 
 
 @pytest.fixture(scope="session")
-def cases(model: Path) -> list[truth.Expected]:
-    """What `transformers` answers in one process, in float32: short prompts, and some of several prefill chunks."""
-    short = truth.expected(model, prompts=3, length=48, new_tokens=12)
-    return [*short, *truth.expected(model, prompts=2, length=150, new_tokens=8, seed=11)]
-
-
-@pytest.fixture(scope="session")
-def kubectl(target: Target, model: Path) -> Kubectl:
-    """kubectl in a namespace that holds the model."""
+def kubectl(target: Target, making: tuple[Future[Path], object]) -> Iterator[Kubectl]:
+    """kubectl in a namespace that holds the model. No pod is left in it."""
     install.namespace(target, NAMESPACE)
     found = target.kubectl.into(NAMESPACE)
-    found.apply(install.model_config_map(model, files=sglang.MODEL_FILES))
-    return found
+    found.apply(install.model_config_map(making[0].result(300), files=sglang.MODEL_FILES))
+    yield found
+    if not os.environ.get("PDCLUSTER_E2E_KEEP"):
+        wait_for("every pod is gone", lambda: not found.get("pods"), timeout=180, every=1)
 
 
 @pytest.fixture(scope="module")
 def served(
     request: pytest.FixtureRequest, target: Target, kubectl: Kubectl, cases: list[truth.Expected]
 ) -> Iterator[Served]:
-    """A PDCluster with the TP sizes that the module names in TP (prefill's, decode's), Ready; gone afterwards, with
-    all its pods: the machine holds one at a time."""
+    """A PDCluster with the TP sizes that the module names in TP (prefill's, decode's), Ready. It goes while the next
+    one's engines are loading."""
     prefill, decode = request.module.TP
     name = f"sglang-{prefill}-{decode}"
     kubectl.apply(sglang.manifest(target, name, prefill_tp=prefill, decode_tp=decode))
@@ -99,9 +109,4 @@ def served(
         yield made
     finally:
         if not os.environ.get("PDCLUSTER_E2E_KEEP"):
-            kubectl("delete", "pdcluster", name, "--ignore-not-found", "--wait=true", timeout=120)
-            wait_for(
-                f"the pods of {name} are gone",
-                lambda: not kubectl.get("pods", selector=f"pdcluster.io/cluster={name}"),
-                timeout=180,
-            )
+            kubectl("delete", "pdcluster", name, "--ignore-not-found", "--wait=false")
