@@ -16,7 +16,7 @@ from unittest import mock
 import abcd_rows
 import abcd_state
 import numpy as np
-from abcd_state import PAGE, bare
+from abcd_state import PAGE, bare, sources
 from sglang.srt.arg_groups.validation_hook import check_pipeline_parallel_compat
 from sglang.srt.disaggregation.common import conn as common
 from sglang.srt.disaggregation.common.dcp_pack import dcp_pack_buffer_bytes
@@ -150,13 +150,6 @@ def addresses(items: list[int], slots: int) -> list[int]:
         found.append(at)
         at += size * slots + (1 << 20)
     return found
-
-
-def sources(p_tp: int, d_tp: int, rank: int) -> list[int]:
-    """Prefill ranks that decode rank `rank` asks (as `route` checks them)."""
-    if d_tp > p_tp:
-        return [rank // (d_tp // p_tp)]
-    return list(range(rank * (p_tp // d_tp), (rank + 1) * (p_tp // d_tp)))
 
 
 def stages(case: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def windows(case: dict[str, Any]) -> dict[str, Any]:
     wrong = 0
     for rank in range(d_tp):
         got: set[int] = set()
-        for source in _sources(p_tp, d_tp, rank):
+        for source in sources(p_tp, d_tp, rank):
             made = bare(
                 common.CommonKVManager,
                 pp_size=case.get("pp", 1),
@@ -70,7 +70,8 @@ def windows(case: dict[str, Any]) -> dict[str, Any]:
     return {"wrong": wrong}
 
 
-def _sources(p_tp: int, d_tp: int, rank: int) -> list[int]:
+def sources(p_tp: int, d_tp: int, rank: int) -> list[int]:
+    """Prefill ranks that decode rank `rank` asks (as `route` of abcd_driver.py checks them)."""
     if d_tp > p_tp:
         return [rank // (d_tp // p_tp)]
     return list(range(rank * (p_tp // d_tp), (rank + 1) * (p_tp // d_tp)))
