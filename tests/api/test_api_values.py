@@ -22,13 +22,17 @@ from pdoperator.api.structural import problems
         (7, 7),
         ("-1", -1),
         ("1E", 10**18),
+        # Kubernetes caps what does not fit in 64 bits.
+        ("1e999", 2**63 - 1),
+        ("-1e99", -(2**63) + 1),
+        ("99999999999999999999Ei", 2**63 - 1),
     ],
 )
 def test_quantities(text: str | int, value: int | Decimal) -> None:
     assert parse_quantity(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "fast", "1 G", "1GB", "0x10", "1e", "--1"])
+@pytest.mark.parametrize("text", ["", "fast", "1 G", "1GB", "0x10", "1e", "--1", "1G\n", "1e9999999999999999999"])
 def test_what_is_no_quantity_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity"):
         parse_quantity(text)
@@ -80,6 +84,7 @@ SCHEMA = {
         ({"name": "a", "count": True}, "count: must be an integer or a string"),
         ({"name": "a", "items": [{"k": "x"}, {"k": "x"}]}, "items: duplicate x"),
         ({"name": "a", "items": [{"x": 1}]}, "items[0].x: unknown field"),
+        ({"name": "a", "items": [{"k": {}}, {"k": [1]}]}, "items[0].k: must be of type string"),
         ({"name": "a", "items": [{}, {}, {}]}, "items must be at most 2"),
     ],
 )

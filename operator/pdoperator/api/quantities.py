@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 _SUFFIXES: dict[str, Decimal] = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
@@ -13,18 +13,22 @@ _SUFFIXES: dict[str, Decimal] = {
     "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
     "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
-_SHAPE = re.compile(r"^([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)([KMGTPE]i|[numkMGTPE]?)$")
+_SHAPE = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)([KMGTPE]i|[numkMGTPE]?)")
+
+
+LARGEST = Decimal(2**63 - 1)
+"""Kubernetes takes what is more for this."""
 
 
 def parse_quantity(text: str | int) -> Decimal:
-    """Value of a Kubernetes quantity: '10G' -> 10000000000, '1.5Gi' -> 1610612736, '100m' -> 0.1.
+    """Value of a Kubernetes quantity: '10G' -> 10000000000, '1.5Gi' -> 1610612736, '100m' -> 0.1, '1e99' -> LARGEST.
     Raises ValueError with the text."""
-    found = _SHAPE.match(str(text))
+    found = _SHAPE.fullmatch(str(text))
     if found is None:
         raise ValueError(f"{text!r} is not a quantity (examples: 10G, 64Gi, 500m)")
     try:
-        return Decimal(found[1]) * _SUFFIXES[found[2]]
-    except InvalidOperation as error:
+        return max(-LARGEST, min(LARGEST, Decimal(found[1]) * _SUFFIXES[found[2]]))
+    except ArithmeticError as error:
         raise ValueError(f"{text!r} is not a quantity") from error
 
 

@@ -83,11 +83,12 @@ def _array(value: list[Any] | tuple[Any, ...], schema: dict[str, Any], path: str
     for index, item in enumerate(value):
         found += problems(item, schema.get("items", {}), f"{path}[{index}]")
     keys = schema.get("x-kubernetes-list-map-keys", ())
-    seen: set[tuple[Any, ...]] = set()
+    seen: set[tuple[str, ...]] = set()
     for item in value if keys else ():
-        key = tuple(item.get(name) for name in keys) if isinstance(item, dict) else ()
+        # As text: a key can be of any type here, and is refused as one elsewhere.
+        key = tuple(str(item.get(name)) for name in keys) if isinstance(item, dict) else ()
         if key in seen:
-            found.append(f"{path or 'value'}: duplicate {', '.join(map(str, key))}")
+            found.append(f"{path or 'value'}: duplicate {', '.join(key)}")
         seen.add(key)
     return found
 
