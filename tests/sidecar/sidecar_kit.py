@@ -19,8 +19,9 @@ from pdtransfer.contract.base import EngineType, MemoryKind, Role
 from pdtransfer.contract.card import EngineFacts, RankCard
 from pdtransfer.contract.fingerprint import ModelIdentity
 from pdtransfer.contract.layout import HeadSlice, RankCoordinates, RankLayout, Region, RegionKind
-from pdtransfer.contract.roster import Roster, RosterKey
+from pdtransfer.contract.roster import Roster, RosterKey, RosterRefusal
 from pdtransfer.contract.verdict import Verdict, VerdictState
+from pdtransfer.sidecar import rosters
 from pdtransfer.sidecar.config import OPERATOR_IDENTITY, Settings
 from pdtransfer.sidecar.main import Sidecar
 
@@ -234,3 +235,14 @@ async def running(folder: Path, **changes: object) -> AsyncIterator[Sidecar]:
         yield sidecar
     finally:
         await sidecar.stop()
+
+
+def give(sidecar: Sidecar, r: Roster) -> RosterRefusal | None:
+    """PUT a roster, without HTTP: why it was refused."""
+    body = r.model_dump_json().encode()
+    return sidecar.hub.put_roster(rosters.parse(body), body)
+
+
+async def ranks(sidecar: Sidecar, *wanted: tuple[int, str]) -> None:
+    """Waits until just these ranks (number, incarnation) have shown their cards."""
+    await until(lambda: [(r.rank, r.card.incarnation) for r in sidecar.hub.state.ranks] == list(wanted))
