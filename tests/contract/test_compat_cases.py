@@ -76,10 +76,10 @@ def test_page_size_rewritten_at_start_shows_on_the_cards(pair: Pair, engine_card
 
 
 def test_speculation_on_one_side(pair: Pair) -> None:
-    eagle = {"speculative_algorithm": "EAGLE3"}
+    eagle = {"speculative_algorithm": "EAGLE3", "attention_backend": "fa3"}
     for backend in Backend:
         assert failed(check(*pair(prefill=eagle, backend=backend))) == ["C2"]
-        ngram = {"speculative_algorithm": "NGRAM"}
+        ngram = {"speculative_algorithm": "NGRAM", "attention_backend": "flashinfer"}
         assert check(*pair(prefill=ngram, backend=backend)).verdict is Status.PASS
     assert check(*pair(decode=eagle, backend=Backend.NIXL)).verdict is Status.PASS
     assert failed(check(*pair(decode=eagle))) == ["C1"]

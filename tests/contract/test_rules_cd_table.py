@@ -38,6 +38,21 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("C6", "v41", {PP: 2}, "FFF"),
     ("C6", "v41", {}, "PPP"),
     ("C6", "v41", {SPEC: "DSPARK"}, "FUU"),
+    # Pages are of 64 tokens here. NGRAM drafts trees of width 10 by default, which FlashInfer alone takes over pages.
+    ("C8", "gqa8", {SPEC: "NGRAM", "attention_backend": "triton"}, "FFF"),
+    ("C8", "gqa8", {SPEC: "NGRAM", "attention_backend": "flashinfer"}, "PPP"),
+    ("C8", "gqa8", {SPEC: "NGRAM", "attention_backend": "triton", "ngram_breadth": 1}, "PPP"),
+    ("C8", "gqa8", {SPEC: "NGRAM", "attention_backend": "triton", "page_size": 1}, "PPP"),
+    ("C8", "gqa8", {SPEC: "NGRAM"}, "UUU"),  # whose choice hangs on the model and the GPU
+    ("C8", "gqa8", {SPEC: "NGRAM", "ngram_breadth": 1, TP: 2, "attention_data_parallel": 2}, "FFF"),
+    ("C8", "gqa8", {SPEC: "STANDALONE", TP: 2, "attention_data_parallel": 2}, "FFF"),
+    ("C8", "gqa8", {SPEC: "EAGLE", TP: 2, "attention_data_parallel": 2, "attention_backend": "fa3"}, "PPP"),
+    ("C8", "gqa8", {SPEC: "EAGLE", "attention_backend": "fa4", "speculative_eagle_topk": 4}, "FFF"),
+    ("C8", "gqa8", {SPEC: "EAGLE", "attention_backend": "fa4", "speculative_eagle_topk": 1}, "PPP"),
+    ("C8", "gqa8", {SPEC: "EAGLE", "attention_backend": "fa4"}, "UUU"),  # 4 for Llama, 1 for most others
+    ("C8", "gqa8", {SPEC: "EAGLE", "attention_backend": "fa3", "speculative_eagle_topk": 4}, "PPP"),
+    ("C8", "gqa8", {SPEC: "EAGLE3", "attention_backend": "trtllm_mha", "speculative_eagle_topk": 2}, "FFF"),
+    ("C8", "gqa8", {}, "PPP"),
     ("C6", "v4", {SPEC: "EAGLE"}, "PPP"),
     ("C6", "v41", unknown(SPEC), "UUU"),
     ("D1", "kimi", tp(1, 2), "FWW"),

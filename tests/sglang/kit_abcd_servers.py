@@ -41,6 +41,9 @@ def each(rule: str, role: Role, flags: str, **more: Any) -> list[Server]:
 
 
 SHARD = "--tp-size 4 --enable-kv-cache-sharding --attention-backend fa3 --page-size 64 --chunked-prefill-size 8192"
+EAGLE = "--speculative-algorithm EAGLE --speculative-num-steps 3"
+TREE = f"{EAGLE} --speculative-eagle-topk 4 --speculative-num-draft-tokens 8"
+CHAIN = f"{EAGLE} --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
 LATE = "--disaggregation-decode-allocation-policy prefill_complete"
 RADIX = "--disaggregation-decode-enable-radix-cache"
 SERVERS: list[Server] = [
@@ -108,6 +111,27 @@ SERVERS: list[Server] = [
     Server("C7", D, RADIX),
     Server("C7", D, f"{RADIX} --speculative-algorithm EAGLE", model="deepseek_v3"),
     Server("C7", D, f"{RADIX} --speculative-algorithm NEXTN", model="deepseek_v3"),
+    # The table has no C8: SGLang's own code is the source.
+    *both("C8", "--speculative-algorithm NGRAM"),
+    *both("C8", "--speculative-algorithm NGRAM --page-size 16"),
+    *both("C8", "--speculative-algorithm NGRAM --page-size 16 --attention-backend flashinfer"),
+    *both("C8", "--speculative-algorithm NGRAM --page-size 16 --attention-backend triton"),
+    *both("C8", "--speculative-algorithm NGRAM --page-size 16 --speculative-ngram-max-bfs-breadth 1"),
+    *both("C8", "--speculative-algorithm NGRAM --page-size 16 --speculative-eagle-topk 1"),
+    *both("C8", "--speculative-algorithm NGRAM --page-size 16", accelerator="SM100"),
+    *both("C8", "--speculative-algorithm NGRAM --tp-size 2 --attn-dp-size 2"),
+    *both("C8", "--speculative-algorithm STANDALONE --tp-size 2 --attn-dp-size 2"),
+    # These two have their draft in the checkpoint.
+    *both("C8", "--speculative-algorithm EAGLE --page-size 16", model="deepseek_v3"),
+    *both("C8", f"{TREE} --page-size 16 --attention-backend fa3", model="deepseek_v3"),
+    *both("C8", f"{TREE} --page-size 16 --attention-backend triton", model="deepseek_v3"),
+    *both("C8", f"{TREE} --page-size 64", model="deepseek_v3", accelerator="SM100"),
+    *both("C8", f"{CHAIN} --page-size 64", model="deepseek_v3", accelerator="SM100"),
+    *both("C8", f"{TREE} --page-size 64 --attention-backend fa3", model="glm4_moe"),
+    *both("C8", f"{TREE} --page-size 64 --attention-backend fa4", model="glm4_moe"),
+    *both("C8", f"{TREE} --attention-backend trtllm_mha", model="glm4_moe", accelerator="SM100"),
+    *both("C8", f"{CHAIN} --attention-backend trtllm_mha", model="glm4_moe", accelerator="SM100"),
+    *both("C8", f"{TREE} --prefill-attention-backend trtllm_mha", model="glm4_moe", accelerator="SM100"),
     *both("D6", "--enable-linear-replayssm --disable-overlap-schedule", model="qwen3_next"),
     *both("D6", "--enable-linear-replayssm-spec", model="qwen3_next"),
     *(

@@ -198,6 +198,7 @@ OWN_CHOICES: dict[str, dict[str, Any]] = {
     "gemma3n": tiny_config("Gemma3nForCausalLM", "gemma3_text", sliding_window=128, layer_types=_SLIDING),
     "gemma4": tiny_config("Gemma4ForCausalLM", "gemma3_text", sliding_window=128, layer_types=_SLIDING),
     "granite_swa": tiny_config("GraniteSWAForCausalLM", "llama", layer_types=_SLIDING, sliding_window=128),
+    "glm4_moe": tiny_config("Glm4MoeForCausalLM", "llama"),
     "mistral": tiny_config("MistralForCausalLM", "mistral", sliding_window=128),
 }
 """Models with choices of their own, in which they are unlike all others."""

@@ -129,6 +129,8 @@ class RoleFacts(ContractModel):
     max_running_requests: int | None = None
     decode_extra_slots: int | None = None
     speculative_eagle_topk: int | None = None
+    ngram_breadth: int | None = None
+    """--speculative-ngram-max-bfs-breadth: the width of NGRAM's trees."""
     speculative_adaptive: bool | None = None
     host_memory: int | None = None
     """Memory that all ranks of one pod may use, bytes (its limit)."""

@@ -33,6 +33,7 @@ LAUNCH_DEFAULTS: Mapping[str, object] = {
     "priority_scheduling": False,
     "disable_priority_preemption": False,
     "speculative_adaptive": False,
+    "ngram_breadth": 10,
     "staging_pool_mb": 4096,
     "mooncake_tcp": False,
     "ib_device": "",

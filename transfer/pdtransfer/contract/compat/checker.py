@@ -137,6 +137,7 @@ FLAG_FACTS = frozenset(
         "host_receive_threshold",
         "speculative_eagle_topk",
         "speculative_adaptive",
+        "ngram_breadth",
         "max_running_requests",
         "decode_extra_slots",
         "staging_pool_mb",

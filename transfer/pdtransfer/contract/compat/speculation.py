@@ -16,10 +16,14 @@ from pdtransfer.contract.compat.rule import (
     every,
     known,
 )
+from pdtransfer.contract.effective.speculation import TREES
 from pdtransfer.contract.facts import RoleFacts, draft_kv_algorithm
 from pdtransfer.contract.families import is_deepseek_v41
 
 C = Family()
+_PAGED_EAGLE = frozenset({"flashinfer", "fa3", "triton"})
+PAGED_TREES = {"NGRAM": frozenset({"flashinfer"})}
+"""Attention backends that take trees of drafts over pages of more than one token; EAGLE's where none are named."""
 RADIX_ALGORITHMS = frozenset({"EAGLE", "EAGLE3", "DSPARK"})
 
 
@@ -208,3 +212,37 @@ def c7(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     ):
         return None
     return Hit(f"decode has its radix cache on and speculative algorithm {name}")
+
+
+@C.rule(
+    "C8",
+    "Speculation in trees fits the pages and the attention backend",
+    every(Outcome.START),
+    needs=("speculative_algorithm", "speculative_eagle_topk", "page_size", "attention_backend", "data_parallel"),
+    change="draft chains (--speculative-eagle-topk 1, for NGRAM --speculative-ngram-max-bfs-breadth 1), or set page "
+    "size 1; NGRAM and STANDALONE need attentionDataParallelSize 1",
+    engines=SGLANG_ONLY,
+)
+def c8(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    """Not in the table: read from arg_groups/speculative_hook.py, and held to it by a test that runs it."""
+    for facts in (p, d):
+        algorithm = known(facts.speculative_algorithm, facts, "speculative_algorithm").upper()
+        if algorithm not in (*TREES, "NEXTN", "NGRAM"):
+            continue
+        what = f"{facts.role.value} speculates with {algorithm}"
+        if algorithm in ("NGRAM", "STANDALONE") and facts.attention_dp > 1:
+            return Hit(f"{what} and has attention data parallel size {facts.attention_dp}")
+        if facts.speculative_eagle_topk == 1:
+            continue
+        base = known(facts.attention_backend, facts, "attention_backend")
+        used = {facts.prefill_attention_backend or base, facts.decode_attention_backend or base}
+        no_trees = algorithm != "NGRAM" and "trtllm_mha" in used
+        paged = base in PAGED_TREES.get(algorithm, _PAGED_EAGLE)
+        if not no_trees and (paged or known(facts.page_size, facts, "page_size") == 1):
+            continue
+        width = known(facts.speculative_eagle_topk, facts, "speculative_eagle_topk")
+        if no_trees:
+            return Hit(f"{what} in trees of width {width}, which attention backend trtllm_mha does not take")
+        pages = f"pages of {facts.page_size} with attention backend {base}"
+        return Hit(f"{what} in trees of width {width} over {pages}")
+    return None

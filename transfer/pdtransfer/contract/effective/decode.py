@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.effective.hicache import receives_on_host
-from pdtransfer.contract.effective.models import drafts_in_layers
 from pdtransfer.contract.effective.rewrite import Draft
 from pdtransfer.contract.families import is_deepseek_v4, is_glm5_next, is_minimax_m3
 
@@ -75,15 +74,6 @@ def running_requests(d: Draft) -> None:
     elif d.now.speculative_algorithm:
         source = "arg_groups/speculative_hook.py"
         d.set("E9", "max_running_requests", 48, "the default with speculation", source)
-
-
-def speculation(d: Draft) -> None:
-    """NEXTN is another name of EAGLE. (A Gemma 4 assistant as draft makes it FROZEN_KV_MTP, which only
-    the draft's config tells.)"""
-    if d.now.speculative_algorithm == "EAGLE" and drafts_in_layers((d.geometry and d.geometry.architecture) or ""):
-        d.quietly(multi_layer_eagle=True)
-    if (d.now.speculative_algorithm or "").upper() == "NEXTN":
-        d.quietly(speculative_algorithm="EAGLE")
 
 
 def optimistic_prefill(d: Draft) -> None:

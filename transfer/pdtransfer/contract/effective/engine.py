@@ -7,7 +7,17 @@ from functools import lru_cache
 
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import EngineType
-from pdtransfer.contract.effective import attention, decode, dtypes, hicache, pages, pools, special, transport
+from pdtransfer.contract.effective import (
+    attention,
+    decode,
+    dtypes,
+    hicache,
+    pages,
+    pools,
+    special,
+    speculation,
+    transport,
+)
 from pdtransfer.contract.effective.rewrite import Draft, Effective, Rewrite
 from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.geometry import ModelGeometry
@@ -39,7 +49,7 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     special.forced_last,
     hicache.layout,
     transport.load_balance,
-    decode.speculation,
+    speculation.speculation,
     decode.running_requests,
     decode.optimistic_prefill,
     decode.retraction_backup,

@@ -1,8 +1,8 @@
 """Which sliding-window layers really have a pool of their own.
 
-Formulas: sglang.srt.configs.model_config (ModelConfig._derive_hybrid_model, is_hybrid_swa_model), and the overrides that
-set disable_hybrid_swa_memory. All other models keep the KV of sliding layers in the one pool, for all tokens: for a
-transfer they are layers like the others.
+Formulas: sglang.srt.configs.model_config (ModelConfig._derive_hybrid_model, is_hybrid_swa_model), and the overrides
+that set disable_hybrid_swa_memory. All other models keep the KV of sliding layers in the one pool, for all tokens: for
+a transfer they are layers like the others.
 """
 
 from __future__ import annotations

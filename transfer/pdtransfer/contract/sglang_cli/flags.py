@@ -140,6 +140,7 @@ FLAGS: tuple[Flag, ...] = (
     _f("speculative-draft-kv-cache-dtype", choices="auto fp8_e5m2 fp8_e4m3 bf16 bfloat16"),
     _f("speculative-num-draft-tokens", _INT, fact="draft_tokens"),
     _f("speculative-eagle-topk", _INT, fact="speculative_eagle_topk"),
+    _f("speculative-ngram-max-bfs-breadth", _INT, 10, "ngram_breadth"),
     _f("speculative-adaptive", _SWITCH, fact="speculative_adaptive"),
     _f("enable-multi-layer-eagle", _SWITCH, fact="multi_layer_eagle"),
     # Recurrent state.

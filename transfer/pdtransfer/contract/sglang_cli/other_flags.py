@@ -112,7 +112,7 @@ OTHER: dict[Kind, str] = {
         speculative-dflash-block-size speculative-domino-candidate-pool-size speculative-draft-sink-size
         speculative-draft-window-size speculative-dspark-block-size speculative-ngram-capacity
         speculative-ngram-external-corpus-max-tokens speculative-ngram-external-sam-budget
-        speculative-ngram-max-bfs-breadth speculative-ngram-max-trie-depth speculative-ngram-min-bfs-breadth
+        speculative-ngram-max-trie-depth speculative-ngram-min-bfs-breadth
         speculative-num-steps stream-interval swa-prefix-tails tokenizer-worker-num torch-compile-max-bs
         triton-attention-num-kv-splits triton-attention-split-tile-size weight-cache-timeout
         weight-loader-prefetch-num-threads
