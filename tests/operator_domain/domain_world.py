@@ -88,7 +88,7 @@ class World:
     # What the operator sees.
 
     def verdicts(self, pod: FakePod) -> tuple[Verdict, ...]:
-        if pod.roster is None or pod.engine != "up" or pod.roster.incarnation != pod.incarnation:
+        if pod.roster is None or pod.engine != "up" or pod.failed or pod.roster.incarnation != pod.incarnation:
             return ()
         out = []
         for rank, peers in pod.roster.peers.items():
@@ -99,6 +99,7 @@ class World:
                     frozenset((pod.uid, card.pod_uid)) in self.cut
                     or peer is None
                     or peer.engine != "up"
+                    or peer.failed
                     or peer.incarnation != card.incarnation
                 ):
                     state, reason = VerdictState.UNREACHABLE, "PeerUnreachable"

@@ -12,14 +12,14 @@ from pdoperator.domain.observed import (
     PodSeen,
 )
 from pdtransfer.contract.base import MemoryKind, Role
-from pdtransfer.contract.card import PodCards, RankCard
+from pdtransfer.contract.card import FailedRank, PodCards, RankCard
 from pdtransfer.contract.roster import Roster
 from pdtransfer.contract.verdict import PodVerdicts, Verdict
 
 
 @dataclass
 class FakePod:
-    """One engine pod. `engine`: loading | up | crashed."""
+    """One engine pod. `engine`: loading | up | crashed; `failed`: what its rank 0 says once it can move no KV."""
 
     name: str
     uid: str
@@ -47,12 +47,13 @@ class FakePod:
     restarts: int = 0
     exit_code: int | None = None
     gated: bool = True
+    failed: str = ""
 
     @property
     def cards(self) -> tuple[RankCard, ...]:
         if self.engine != "up":
             return ()
-        return make_cards(
+        cards = make_cards(
             self.uid,
             self.role,
             self.incarnation,
@@ -63,6 +64,7 @@ class FakePod:
             page=self.page,
             devices=self.devices,
         )
+        return cards[1:] if self.failed else cards
 
     def seen(self, *, wired: bool) -> PodSeen:
         """As the API server shows it. `wired`: its sidecar says that its ranks are."""
@@ -113,6 +115,7 @@ class FakePod:
             roster_term=self.key[0],
             roster_counter=self.key[1],
             roster_hash=roster.hash if roster else "",
+            failed=(FailedRank(rank=0, message=self.failed),) if self.failed else (),
         )
         verdicts = PodVerdicts(
             cluster_uid=UID,

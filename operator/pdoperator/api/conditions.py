@@ -58,6 +58,8 @@ class Reason(StrEnum):
     CRASHING = "Crashing"
     WAITING_FOR_WIRING = "WaitingForWiring"
     WIRED_BUT_FAILING = "WiredButFailing"
+    RANK_FAILED = "RankFailed"
+    """A rank that lives says that it can move no KV any more: its pod is replaced."""
     RANK_LOST = "RankLost"
     """A wired engine that was not started again since no longer shows every rank. Also an event."""
     # PeersWired

@@ -32,13 +32,14 @@ from pdoperator.domain.picture import Picture
 from pdoperator.domain.preflight import Finding, from_report, preflight
 from pdoperator.domain.realprobe import History
 from pdoperator.domain.realround import real_round, recycled
+from pdoperator.domain.recycling import recycling
 from pdoperator.domain.revision import role_revisions, role_spec
 from pdoperator.domain.routing import desired_workers, listed_everywhere, listed_urls, route, worker_url
 from pdoperator.domain.settings import DecideSettings
 from pdoperator.domain.status import build_status, read_backoff, same
 from pdoperator.domain.upkeep import keep_children
 from pdoperator.domain.verification import verify
-from pdoperator.domain.view import View, engine_pods, look
+from pdoperator.domain.view import engine_pods, look
 from pdoperator.domain.wiring import wire
 from pdtransfer.contract.base import Backend, Role
 
@@ -126,7 +127,6 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
     foreign = _foreign(observed, spec, revisions)
     view = look(observed, by_revision, foreign)
     fit = CardFit(spec)
-    stale = {r.pod.uid: memory.stale_since.get(r.pod.uid, observed.now) for r in view.refusals if r.stale}
     gated: dict[str, str] = dict(extra.get("gated", {}))
     replaced = frozenset(
         p.uid
@@ -136,17 +136,13 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
     links = links_of(observed, view, replaced)
     blamed = blame(links, extra.get("blame", {}), observed.now)
 
-    recycle = {
-        uid: (Reason.RECYCLED, _stale_message(view, uid))
-        for uid, since in stale.items()
-        if observed.now - since > settings.stale_limit_seconds
-    }
+    due = recycling(observed, view, memory.stale_since, extra.get("failed_since", {}), settings)
     # Pods of other backends show no cards: those that are ready serve, paired by their common revision.
     serving = {p.uid: p.revision for p in engine_pods(observed) if p.uid in foreign and p.ready}
     proven: History = extra.get("real", {})
     going = frozenset(extra.get("leaving_since", {}))
     unserving = recycled(observed, spec, serving, going, revisions, proven, extra.get("recycled_at", 0.0), settings)
-    recycle |= unserving
+    recycle = due.pods | unserving
     # Memory knows more than a status whose last write was refused; status outlives the process.
     told = extra.get("backoff")
     plan = Plan(backoff=read_backoff(observed.cluster.status) if told is None else told)
@@ -198,7 +194,7 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
         wiring=wiring,
         plan=plan,
         workers=tuple(workers),
-        stale=stale,
+        stale=due.stale,
         real=real,
     )
     alive = {p.uid for p in engine_pods(observed)}
@@ -214,6 +210,7 @@ def _understand(observed: Observed, memory: Memory, settings: DecideSettings) ->
         "backoff": plan.backoff,
         "attempts": plan.attempts or extra.get("attempts", {}),
         "fell": gates.fell,
+        "failed_since": due.failed,
         "real": real.history if real else proven,
         "recycled_at": observed.now if ended & unserving.keys() else extra.get("recycled_at", 0.0),
         "islands": {u: i for u, i in (extra.get("islands", {}) | gates.island).items() if u in alive},
@@ -234,11 +231,6 @@ def _foreign(observed: Observed, spec: PDClusterSpec | None, revisions: dict[Rol
         for p in engine_pods(observed)
         if not p.kv_wired and (p.ready or (others and p.revision == revisions[Role(p.role)]))
     )
-
-
-def _stale_message(view: View, uid: str) -> str:
-    refusal = next(r for r in view.refusals if r.pod.uid == uid)
-    return f"its registration stayed stale: {refusal.message}"
 
 
 def _wanted(observed: Observed, spec: PDClusterSpec | None) -> dict[Role, int]:

@@ -56,8 +56,8 @@ def events(
             )
     for kind in (ConditionType.PREFILL_READY, ConditionType.DECODE_READY):
         lost = turned(kind, ConditionStatus.FALSE)
-        if lost and lost.reason is Reason.RANK_LOST:
-            out.append(EmitEvent("Warning", Reason.RANK_LOST.value, lost.message[:1000]))
+        if lost and lost.reason in (Reason.RANK_LOST, Reason.RANK_FAILED):
+            out.append(EmitEvent("Warning", lost.reason.value, lost.message[:1000]))
     wired = turned(ConditionType.PEERS_WIRED, ConditionStatus.TRUE)
     if wired:
         out.append(EmitEvent("Normal", Reason.WIRED.value, wired.message))

@@ -142,7 +142,7 @@ def _lost_a_rank(pod: PodSeen) -> bool:
     engine = next((c for c in pod.containers if c.name == CONTAINER_ENGINE), None)
     if engine is None or not engine.running or not 0 < engine.started < pod.kv_wired_since:
         return False
-    return pod.kv_wired == "True" or pod.gate_reason == Reason.RANK_LOST
+    return pod.kv_wired == "True" or pod.gate_reason in (Reason.RANK_LOST, Reason.RANK_FAILED)
 
 
 def _why_no_candidate(

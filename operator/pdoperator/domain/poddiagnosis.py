@@ -69,7 +69,7 @@ def diagnose(
     found = _cannot_start(pod, now)
     if found is not None:
         return found
-    if because is Reason.RANK_LOST:
+    if because in (Reason.RANK_LOST, Reason.RANK_FAILED):
         return because, f"{pod.name}: {why_unwired}. See kubectl logs {pod.name} -c {names.CONTAINER_ENGINE}."
     evidence = exit_evidence(pod)
     # Between two tries the kubelet says nothing but how the last one ended.
@@ -171,6 +171,7 @@ _WORST = (
     Reason.CANNOT_MOUNT_VOLUME,
     Reason.CANNOT_PULL_IMAGE,
     Reason.CANNOT_SCHEDULE,
+    Reason.RANK_FAILED,
     Reason.RANK_LOST,
     Reason.WIRED_BUT_FAILING,
     Reason.WRONG_CERTIFICATE,

@@ -25,6 +25,8 @@ class DecideSettings:
     rejoin_stability_seconds: float = 5.0
     """A pod that fell out through its own links stays out this long after they are good again."""
     stale_limit_seconds: float = 60.0
+    failed_limit_seconds: float = 10.0
+    """How long a rank says that it failed before its pod is replaced: an engine that ends by itself has the time to."""
     drain_limit_seconds: float = 30.0
     """How long a leaving pod waits for routers to drop it before it is deleted anyway."""
     backoff_base_seconds: float = 10.0

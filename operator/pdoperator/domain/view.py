@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdoperator.api.conditions import Reason
+from pdoperator.domain.lastwords import one_line
 from pdoperator.domain.observed import Observed, PodAnswer, PodSeen
 from pdtransfer.contract.base import ContractModel, Role, content_hash
 from pdtransfer.contract.card import PodCards, RankCard
@@ -48,12 +49,14 @@ class Peer:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a pod that was asked is not wired yet. `stale` ones are asked again and then recycled."""
+    """Why a pod that was asked is not wired yet. `stale` ones are asked again and then recycled; one that `failed` says
+    so itself, and is recycled unless its engine starts again by itself."""
 
     pod: PodSeen
     reason: Reason
     message: str
     stale: bool = False
+    failed: bool = False
 
 
 def engine_pods(observed: Observed) -> tuple[PodSeen, ...]:
@@ -80,6 +83,11 @@ def read_cards(observed: Observed, pod: PodSeen, answer: PodAnswer, by_revision:
             f"it answers for pod {cards.pod_uid} ({cards.role.value}) of cluster {cards.cluster_uid}, "
             f"but it is pod {pod.uid} ({pod.role}) of cluster {observed.cluster.uid}",
         )
+    if cards.failed:
+        first_failed = cards.failed[0]
+        why = one_line(first_failed.message, 400) or "it does not say why"
+        told = f"rank {first_failed.rank} failed and says: {why}. Only a new start of its engine repairs that"
+        return Refusal(pod, Reason.RANK_FAILED, f"{told}, and the pod is replaced", failed=True)
     if not cards.complete:
         if cards.refused:
             first = cards.refused[0]

@@ -146,6 +146,13 @@ class RefusedRank(ContractModel):
     message: str
 
 
+class FailedRank(ContractModel):
+    """A rank that lives and says that it can move no KV any more. Only a new start of its engine repairs that."""
+
+    rank: int
+    message: str
+
+
 class PodCards(ContractModel):
     """Answer of GET /v1/cards: the ranks of one pod that are alive now.
 
@@ -166,6 +173,8 @@ class PodCards(ContractModel):
     """Ranks whose socket is open but whose heartbeat is late: Unreachable, not dead."""
     refused: tuple[RefusedRank, ...] = ()
     """Ranks that were turned away in the last seconds (broken seal, other pod ...)."""
+    failed: tuple[FailedRank, ...] = ()
+    """Ranks of this incarnation that say of themselves that they failed."""
 
     @property
     def complete(self) -> bool:

@@ -3,7 +3,8 @@
 The connection is the registration: while it is open the card stands, its end removes it. A late
 heartbeat only makes the rank stale (a thread that waits for the interpreter lock is not dead).
 
-    rank -> sidecar   Hello (first), Heartbeat (every 0.5 s and on change), Verdicts
+    rank -> sidecar   Hello (first), Heartbeat (every 0.5 s and on change), Verdicts;
+                      or Failed, alone: a rank that lives and can move no KV any more
     sidecar -> rank   Peers (the rank's part of the roster, whole each time), Drain, Refuse (then closes)
 """
 
@@ -46,6 +47,16 @@ class Verdicts(ContractModel):
     verdicts: tuple[Verdict, ...] = ()
 
 
+class Failed(ContractModel):
+    """The only line of a rank whose endpoint has failed: it has no card any more, and only a new start of its engine
+    repairs that. It stands while the connection is open, as a card does."""
+
+    type: Literal["failed"] = "failed"
+    rank: int = Field(ge=0, lt=MAX_RANKS)
+    incarnation: str
+    message: str = Field(default="", max_length=2000)
+
+
 class Peers(ContractModel):
     """The cards this rank is to be wired to, whole each time; anything else is to be dropped."""
 
@@ -77,7 +88,7 @@ class Refuse(ContractModel):
     message: str
 
 
-RankMessage = Annotated[Hello | Heartbeat | Verdicts, Field(discriminator="type")]
+RankMessage = Annotated[Hello | Heartbeat | Verdicts | Failed, Field(discriminator="type")]
 SidecarMessage = Annotated[Peers | Drain | Probe | Refuse, Field(discriminator="type")]
 
 rank_messages: TypeAdapter[RankMessage] = TypeAdapter(RankMessage)

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from pdtransfer.contract.link import Heartbeat, Hello, RankMessage, Verdicts
+from pdtransfer.contract.link import Failed, Heartbeat, Hello, RankMessage, Verdicts
 from pdtransfer.contract.roster import RosterRefusal
 from pdtransfer.sidecar import state as st
 from pdtransfer.sidecar.model import Effect, HeldRoster, PodState
@@ -51,6 +51,8 @@ class Hub:
             self.state = st.heartbeat(self.state, conn, message, now)
         elif isinstance(message, Verdicts):
             self.state = st.verdicts(self.state, conn, message, now)
+        elif isinstance(message, Failed):
+            self._failed(conn, message, now)
         else:
             self._hello(conn, message, now)
 
@@ -76,6 +78,14 @@ class Hub:
                 self.state.expected_ranks,
                 " emulated_vram=true" if card.layout.emulated_vram else "",
             )
+        self._sink(effects)
+
+    def _failed(self, conn: int, message: Failed, now: float) -> None:
+        self.state, effects = st.failed(self.state, conn, message, now)
+        if self.state.knows(conn):
+            log.error("rank failed rank=%d incarnation=%s error=%r", message.rank, message.incarnation, message.message)
+        else:
+            self._log_refusal(message.rank)
         self._sink(effects)
 
     def refuse(self, conn: int, rank: int | None, reason: str, message: str) -> None:

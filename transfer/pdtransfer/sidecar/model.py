@@ -51,6 +51,16 @@ class RankEntry:
 
 
 @dataclass(frozen=True)
+class FailedEntry:
+    """A rank that says that it failed, on a connection that is open."""
+
+    conn: int
+    rank: int
+    incarnation: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Refused:
     """A rank that was turned away, and when last. `rank` is None when its line could not be read."""
 
@@ -100,12 +110,17 @@ class PodState:
     draining: bool = False
     retired: tuple[str, ...] = ()
     refused: tuple[Refused, ...] = ()
+    failed: tuple[FailedEntry, ...] = ()
     revision: int = 0
     """Goes up with every change that GET /v1/cards could show, except time-dependent ones."""
 
     def by_conn(self, conn: int) -> RankEntry | None:
         """The rank registered on this connection."""
         return next((r for r in self.ranks if r.conn == conn), None)
+
+    def knows(self, conn: int) -> bool:
+        """A rank registered on this connection, or said there that it failed."""
+        return self.by_conn(conn) is not None or any(f.conn == conn for f in self.failed)
 
     @property
     def roster_hash(self) -> str:

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.link import (
     Drain,
+    Failed,
     Heartbeat,
     Hello,
     Peers,
@@ -43,6 +44,10 @@ MIN_GAP = 0.05
 BACKOFF = (0.1, 5.0)
 SEND_DEADLINE = 5.0
 MAX_LINE = 256 << 20
+MAX_REASON = 1000
+"""Characters of a failure's text."""
+QUIET = 5.0
+"""Seconds between two looks of a link whose rank has failed: nothing is awaited."""
 METRICS_EVERY = 2.0
 """Seconds between two reports of the metrics: a few KB, and they are scraped every 10 s or more."""
 
@@ -136,13 +141,17 @@ class RankLink:
 
     def _serve(self) -> None:
         """One connection, from connect to its end."""
-        self._check_endpoint()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, selectors.DefaultSelector() as sel:
             sock.settimeout(SEND_DEADLINE)
             sock.connect(self._path)
             sel.register(sock, selectors.EVENT_READ)
             sel.register(self._wake_fd, selectors.EVENT_READ)
-            _Session(self, sock, sel).run()
+            session = _Session(self, sock, sel)
+            failed = self._endpoint.failed
+            if failed is None:
+                session.run()
+            else:
+                session.tell_failed(failed)
 
 
 class _Session:
@@ -180,6 +189,21 @@ class _Session:
                 self._report()
             elif time.monotonic() >= self._next_beat:
                 self._report()
+
+    def tell_failed(self, failed: Exception) -> None:
+        """Say why this rank moves no KV any more, for as long as its process lives."""
+        link, card = self._link, self._endpoint.card
+        text = " ".join(str(failed).split())[:MAX_REASON]
+        self._send(Failed(rank=card.rank, incarnation=card.incarnation, message=text))
+        log.error("the sidecar is told that this rank failed rank=%d error=%s", card.rank, text)
+        while not link._stop.is_set():
+            for key, _ in self._sel.select(QUIET):
+                if key.fileobj is self._sock:
+                    self._read()
+                else:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(link._wake_fd)
+                    link._changed.clear()
 
     def _report(self) -> None:
         """Send what changed, and a heartbeat when one is due or work began or ended."""

@@ -178,11 +178,11 @@ class RankServer:
                 what = "first line is no Hello that can be read" if first else "line can not be read"
                 self._hub.refuse(number, self._rank(number), "BadMessage", f"{what}: {error_text(e)}")
                 return
-            if first and message.type != "hello":
+            if first and message.type not in ("hello", "failed"):
                 self._hub.refuse(number, None, "NoHello", f"first line is {message.type}, not hello")
                 return
             self._hub.message(number, message)
-            if first and self._hub.state.by_conn(number) is None:
+            if first and not self._hub.state.knows(number):
                 return  # refused
             first = False
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pdtransfer.contract.link import Drain, Heartbeat, Hello, Peers, Probe, Refuse, Verdicts
+from pdtransfer.contract.link import Drain, Failed, Heartbeat, Hello, Peers, Probe, Refuse, Verdicts
 from pdtransfer.contract.metrics import checked
 from pdtransfer.contract.roster import RosterKey, RosterRefusal
 from pdtransfer.sidecar.model import (
@@ -20,6 +20,7 @@ from pdtransfer.sidecar.model import (
     REFUSED_FOR,
     Close,
     Effect,
+    FailedEntry,
     HeldRoster,
     Identity,
     PodState,
@@ -139,12 +140,23 @@ def _update(state: PodState, conn: int, **changes: object) -> PodState:
     return replace(state, ranks=ranks)
 
 
+def failed(state: PodState, conn: int, message: Failed, now: float) -> Step:
+    """A rank says that it failed: it has no card any more. One of an incarnation that was replaced is turned away."""
+    if message.incarnation in state.retired:
+        told = f"incarnation {message.incarnation} was replaced by {state.incarnation}"
+        return refuse(state, conn, message.rank, "OldIncarnation", told, now)
+    entry = FailedEntry(conn, message.rank, message.incarnation, message.message)
+    state = closed(state, conn)
+    return replace(state, failed=(*state.failed, entry), revision=state.revision + 1), ()
+
+
 def closed(state: PodState, conn: int) -> PodState:
     """The connection ended: its card is gone. Incarnation and roster stay, the rank may come back."""
-    if state.by_conn(conn) is None:
+    if not state.knows(conn):
         return state
     ranks = tuple(r for r in state.ranks if r.conn != conn)
-    return replace(state, ranks=ranks, revision=state.revision + 1)
+    lives = tuple(f for f in state.failed if f.conn != conn)
+    return replace(state, ranks=ranks, failed=lives, revision=state.revision + 1)
 
 
 def _peers(conn: int, roster: HeldRoster, rank: int) -> Push:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pdtransfer.contract.card import PodCards, RefusedRank
+from pdtransfer.contract.card import FailedRank, PodCards, RefusedRank
 from pdtransfer.contract.verdict import PodVerdicts, Verdict, VerdictState
 from pdtransfer.sidecar.model import REFUSED_FOR, STALE_AFTER, PeerRef, PodState, Refused
 
@@ -42,6 +42,12 @@ def current_refusals(state: PodState, now: float) -> tuple[Refused, ...]:
     return tuple(r for r in state.refused if now - r.at < REFUSED_FOR)
 
 
+def failed_ranks(state: PodState) -> tuple[FailedRank, ...]:
+    """Ranks of the present incarnation that say that they failed, in order."""
+    mine = {f.rank: f.message for f in state.failed if f.incarnation == state.incarnation or not state.incarnation}
+    return tuple(FailedRank(rank=rank, message=message) for rank, message in sorted(mine.items()))
+
+
 def pod_cards(state: PodState, now: float) -> PodCards:
     """Answer of GET /v1/cards."""
     return PodCards(
@@ -59,6 +65,7 @@ def pod_cards(state: PodState, now: float) -> PodCards:
             RefusedRank(rank=r.rank, reason=r.reason, message=r.message)
             for r in sorted(current_refusals(state, now), key=lambda r: (r.rank is not None, r.rank or 0, r.reason))
         ),
+        failed=failed_ranks(state),
     )
 
 
@@ -87,6 +94,7 @@ def readiness(state: PodState, now: float, wiring: bool, tls_problem: str = "", 
         missing.append(f"control API has no usable certificate: {tls_problem}")
     if state.draining:
         missing.append("draining: no new transfers are taken")
+    missing += [f"rank {f.rank} failed: {f.message}" for f in failed_ranks(state)]
     notes = [f"rank {r} has sent no heartbeat for more than {STALE_AFTER:g} s" for r in stale_ranks(state, now)]
     if tls_warning:
         notes.append(f"certificates: {tls_warning}")
