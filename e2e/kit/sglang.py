@@ -55,6 +55,9 @@ def cpu_env() -> list[dict[str, str]]:
     given = dict(line.split("=", 1) for line in lines if "=" in line)
     given = {name: value for name, value in given.items() if name not in _NOT_IN_PODS}
     given["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"
+    # With TP SGLang compiles the embedding's mask for each new shape, and a new container has no compiler cache: its
+    # ranks would stand still for C++ compilers, half a minute on busy cores, and SGLang tells that it is not healthy.
+    given["TORCHDYNAMO_DISABLE"] = "1"
     return [{"name": name, "value": value} for name, value in given.items()]
 
 
