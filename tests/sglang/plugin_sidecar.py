@@ -1,4 +1,5 @@
-"""A sidecar reduced to a socket that speaks the contract's lines (contract/link.py): takes cards, hands out peers."""
+"""A sidecar reduced to a socket that speaks the contract's lines (contract/link.py): takes cards and failures, hands
+out peers."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pdtransfer.contract.card import RankCard
-from pdtransfer.contract.link import Hello, Peers, rank_messages
+from pdtransfer.contract.link import Failed, Hello, Peers, rank_messages
 from pdtransfer.contract.pairing import peers_of
 from tests.sglang.plugin_world import Engine, wait_for
 
@@ -19,6 +20,8 @@ class Sidecar:
 
     def __init__(self, path: Path) -> None:
         self.cards: dict[tuple[str, int], RankCard] = {}
+        self.failed: dict[int, Failed] = {}
+        """By rank, of ranks that said so."""
         self._lines: dict[tuple[str, int], socket.socket] = {}
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(path))
@@ -42,6 +45,8 @@ class Sidecar:
                     place = (message.card.pod_uid, message.card.rank)
                     self._lines[place] = connection
                     self.cards[place] = message.card
+                elif isinstance(message, Failed):
+                    self.failed[message.rank] = message
 
     def roster(self, cards: Sequence[RankCard]) -> None:
         """Everyone's peers among these."""

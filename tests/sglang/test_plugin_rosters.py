@@ -101,7 +101,7 @@ def test_a_roster_without_a_prefill_forgets_it_and_the_next_request_is_refused(s
 
 
 def test_an_unhealthy_engine_stays_for_the_operator_to_see(site: tuple[World, Sidecar]) -> None:
-    """Its card is withdrawn; the operator acts."""
+    """Its card is withdrawn, and it says why for as long as it lives; the operator acts."""
     here, sidecar = site
     decode = here.engine(role="decode", port=1)
     shown(sidecar, 1)
@@ -109,6 +109,9 @@ def test_an_unhealthy_engine_stays_for_the_operator_to_see(site: tuple[World, Si
     manager.rank.endpoint._core.crash(RuntimeError("a fault"))
     wait_for(lambda: manager.rank._link.error, "the link's word")
     assert "its card is withdrawn" in manager.rank._link.error
+    wait_for(lambda: sidecar.failed, "the rank's own word")
+    told = sidecar.failed[0]
+    assert told.incarnation == shown(sidecar, 1)[0].incarnation and "a fault" in told.message
     assert here.kills == []
     assert "a fault" in manager.problem
 
