@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -87,11 +88,20 @@ def test_a_size_that_no_engine_has_fails(run: Run, flag: str) -> None:
     assert code == 1 and len(found) == 2 and "SGLang does not start with it" in found[0]
 
 
-@pytest.mark.parametrize("size", [10**9, 10**30])
-def test_huge_sizes_are_compared_and_not_counted_out(run: Run, config: str, size: int) -> None:
-    line = f"{PREFILL} --tp {size} --page-size {size}"
+@pytest.mark.parametrize("flag", ["--tp", "--pp-size", "--attn-dp-size", "--attn-cp-size", "--dcp-size", "--dp-size"])
+@pytest.mark.parametrize("size", [10**12, 10**30])
+def test_a_size_beyond_all_machines_fails_at_once(run: Run, config: str, flag: str, size: int) -> None:
+    line = f"{PREFILL} {flag} {size}"
     code, out = run("--prefill-args", line, "--decode-args", DECODE, "--model-config", config, *KNOWN)
-    assert code == 1 and "B1" in failing(out)
+    assert code == 1 and "EngineFlag" in failing(out)
+
+
+@pytest.mark.parametrize("flags", ["--tp 65536", "--pp-size 65536", "--tp 65536 --attn-dp-size 65536"])
+def test_the_largest_sizes_take_no_time_worth_telling(run: Run, config: str, flags: str) -> None:
+    lines = ("--prefill-args", f"{PREFILL} {flags}", "--decode-args", f"{DECODE} {flags} --page-size {10**30}")
+    began = time.process_time()
+    code, out = run(*lines, "--model-config", config, *KNOWN)
+    assert code == 1 and "B1" in failing(out) and time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(

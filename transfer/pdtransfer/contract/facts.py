@@ -26,6 +26,10 @@ class HostKVMode(StrEnum):
     HISPARSE = "HiSparse"
 
 
+MAX_SIZE = 1 << 16
+"""Ranks of one kind that an engine can have: rules count through stages and ranks, and nobody has more."""
+
+
 class RoleFacts(ContractModel):
     """Facts about one role of one PDCluster (from its spec), or of one group of equal pods
     (from their cards). Sizes are counts of ranks unless said otherwise."""
@@ -39,11 +43,11 @@ class RoleFacts(ContractModel):
     model_revision: str | None = None
     model_dtype: str | None = None
 
-    tensor_parallel: int = Field(default=1, gt=0)
-    pipeline_parallel: int = Field(default=1, gt=0)
-    attention_data_parallel: int = Field(default=1, gt=0)
-    context_parallel: int = Field(default=1, gt=0)
-    data_parallel: int = Field(default=1, gt=0)
+    tensor_parallel: int = Field(default=1, gt=0, le=MAX_SIZE)
+    pipeline_parallel: int = Field(default=1, gt=0, le=MAX_SIZE)
+    attention_data_parallel: int = Field(default=1, gt=0, le=MAX_SIZE)
+    context_parallel: int = Field(default=1, gt=0, le=MAX_SIZE)
+    data_parallel: int = Field(default=1, gt=0, le=MAX_SIZE)
     """Plain `--dp-size` (replicas inside one server), not attention DP."""
     dp_attention_flag: bool = False
     """The legacy spelling --dp-size N --enable-dp-attention was used."""
@@ -84,7 +88,7 @@ class RoleFacts(ContractModel):
     """Tokens in the KV pool of one attention-DP rank."""
     regions_without_memory_kind: int | None = None
     """From cards: registered regions that name neither VRAM nor DRAM."""
-    dcp_size: int = Field(default=1, gt=0)
+    dcp_size: int = Field(default=1, gt=0, le=MAX_SIZE)
     """Decode context parallelism (--dcp-size), a split of the KV sequence within attention TP."""
     dsa_backend: str | None = None
     """DSA kernels of this role: --dsa-prefill-backend on prefill, --dsa-decode-backend on decode."""
@@ -214,6 +218,10 @@ class RoleFacts(ContractModel):
     """SGLANG_MINICPM_FORCE_DENSE."""
     max_prefill_tokens: int | None = None
     """--max-prefill-tokens."""
+    prefill_cp: bool | None = None
+    """--enable-prefill-cp."""
+    cp_strategy: str | None = None
+    """--cp-strategy: `zigzag` or `interleave`, '' where none is set."""
     deterministic: bool | None = None
     """--enable-deterministic-inference."""
     disable_hybrid_swa: bool | None = None
