@@ -74,9 +74,13 @@ class PdclusterKVManager(PrefillPart, DecodePart, CommonKVManager):  # type: ign
             # Replicas in one server (--dp-size without DP attention): SGLang's sender compares a room's replica with
             # this rank, which is 0 in all of them, and refuses what is not for the first one.
             self.attn_dp_rank = self.system_dp_rank
-        if self.role is Role.DECODE:
-            self._open()
-        self._start()
+        try:
+            if self.role is Role.DECODE:
+                self._open()
+            self._start()
+        except BaseException:
+            self.teardown()
+            raise
 
     # --- start ------------------------------------------------------------------------------
 
