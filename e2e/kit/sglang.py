@@ -14,6 +14,7 @@ from e2e.kit import install
 from e2e.kit.cluster import Target
 from e2e.kit.kubectl import Kubectl
 from e2e.kit.shell import ROOT, CommandFailed, run, wait_for
+from pdoperator.api.names import MODEL_PATH, PORT_ENGINE_HTTP
 
 MODEL_FILES = (*install.MODEL_FILES, "tokenizer_config.json")
 PAGE = 16
@@ -87,6 +88,27 @@ def manifest(target: Target, name: str, *, prefill_tp: int, decode_tp: int, **tr
             "extraArgs": list(args),
         }
     return made
+
+
+def plain_pod(target: Target, name: str) -> dict[str, Any]:
+    """A pod of SGLang at TP 1 that is not disaggregated, with the same image, model and settings as `manifest`."""
+    where = {"name": "model", "mountPath": MODEL_PATH}
+    engine = {
+        "name": "engine",
+        "image": image(target),
+        "command": ["python3", "-m", "sglang.launch_server", "--model-path", MODEL_PATH, "--host", "0.0.0.0"],
+        "args": ["--port", str(PORT_ENGINE_HTTP), "--page-size", str(PAGE), *COMMON_ARGS],
+        "env": cpu_env(),
+        "readinessProbe": {
+            "httpGet": {"path": "/health", "port": PORT_ENGINE_HTTP},
+            "periodSeconds": 2,
+            "timeoutSeconds": 10,
+        },
+        "volumeMounts": [where],
+    }
+    model = {"name": "model", "configMap": {"name": "tiny-llama"}}
+    spec = {"containers": [engine], "volumes": [model], "terminationGracePeriodSeconds": 5}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
 def engine_pod(kubectl: Kubectl, name: str, role: str) -> dict[str, Any]:

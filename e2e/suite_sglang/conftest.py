@@ -61,8 +61,7 @@ def making(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Future[Pa
 
 
 def _answers(model: Path) -> list[truth.Expected]:
-    """What `transformers` answers in one process, in float32: short prompts, and some of several prefill chunks.
-    tests/sglang/test_real_plain.py holds SGLang that is not disaggregated to the same answers."""
+    """What `transformers` answers in one process, in float32: short prompts, and some of several prefill chunks."""
     short = truth.expected(model, prompts=3, length=48, new_tokens=12)
     return [*short, *truth.expected(model, prompts=2, length=150, new_tokens=8, seed=11)]
 
@@ -92,6 +91,14 @@ def kubectl(target: Target, making: tuple[Future[Path], object]) -> Iterator[Kub
     yield found
     if not os.environ.get("PDCLUSTER_E2E_KEEP"):
         wait_for("every pod is gone", lambda: not found.get("pods"), timeout=180, every=1)
+
+
+@pytest.fixture(scope="session")
+def plain(target: Target, kubectl: Kubectl) -> Iterator[str]:
+    """A pod of SGLang that is not disaggregated. It loads while the first PDCluster's engines do."""
+    kubectl.apply(sglang.plain_pod(target, "plain"))
+    yield "plain"
+    kubectl("delete", "pod", "plain", "--ignore-not-found", "--wait=false")
 
 
 @pytest.fixture(scope="module")

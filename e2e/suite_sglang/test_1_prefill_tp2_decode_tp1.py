@@ -17,7 +17,7 @@ from e2e.kit.watching import load
 from e2e.suite_sglang.conftest import Served
 
 TP = (2, 1)
-pytestmark = pytest.mark.timeout(3000)
+pytestmark = [pytest.mark.timeout(3000), pytest.mark.usefixtures("plain")]
 
 
 def test_the_image_is_sglangs_and_the_plugin_lies_beside_it(served: Served) -> None:
@@ -41,8 +41,18 @@ def test_the_image_is_sglangs_and_the_plugin_lies_beside_it(served: Served) -> N
                 assert own.removeprefix("/host") in path
 
 
-def test_answers_equal_the_run_that_is_not_disaggregated(served: Served) -> None:
+def test_answers_equal_those_of_transformers_in_float32(served: Served) -> None:
     served.exact()
+
+
+def test_sglang_that_is_not_disaggregated_answers_the_same(served: Served, plain: str) -> None:
+    """At TP 1, as this decode, with the same image. In float32 with sure margins (e2e.kit.truth) any TP answers so."""
+    kubectl = served.kubectl
+    with statuses(kubectl, "pod", plain) as seen:
+        seen.wait("it is Ready", lambda pod: holds(pod, "Ready"), timeout=sglang.READY_SECONDS)
+    with kubectl.forward(f"pod/{plain}", 30000) as port:
+        assert requests.wrong(requests.compare(f"http://127.0.0.1:{port}", served.cases)) == []
+    kubectl("delete", "pod", plain, "--wait=false")
 
 
 def test_describe_tells_what_runs(served: Served) -> None:

@@ -11,6 +11,6 @@ TP = (1, 2)
 pytestmark = pytest.mark.timeout(3000)
 
 
-def test_two_decode_ranks_answer_like_the_run_that_is_not_disaggregated(served: Served) -> None:
+def test_two_decode_ranks_answer_like_transformers_and_plain_sglang(served: Served) -> None:
     assert len(sglang.processes(served.kubectl, served.pod("decode")["metadata"]["name"], "sglang::scheduler")) == 2
     served.exact()
