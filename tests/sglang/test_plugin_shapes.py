@@ -31,8 +31,11 @@ def test_latent_rows_come_from_one_rank_and_the_others_go_along(here: World, p: 
     assert len(surplus) == max(0, p - d)
 
 
-def test_a_pipeline_of_prefill_stages_into_one_decode_stage(here: World) -> None:
-    prefill, decode = here.engine(pp=2, tp=2), here.engine(role="decode", tp=1, port=1)
+@pytest.mark.parametrize("kind", ["mha", "mla"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_pipeline_of_prefill_stages_into_one_decode_stage_or_as_many(here: World, kind: str, stages: int) -> None:
+    decode = here.engine(role="decode", pp=stages, tp=1, port=1, kind=kind)
+    prefill = here.engine(pp=2, tp=2, kind=kind)
     request = Request(9, prefill, decode, prompt=4)
     request.run()
     assert request.wrong() == []
