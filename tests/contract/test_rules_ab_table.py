@@ -54,6 +54,8 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("A11", "gqa8", prefill(pipeline_parallel=2, speculative_algorithm="EAGLE", multi_layer_eagle=True), "FFF"),
     ("A11", "gqa8", {PP: 1, SPEC: "STANDALONE"}, "PPP"),
     ("A11", "gqa8", unknown(SPEC, pipeline_parallel=2), "UUU"),
+    # Prefill's context parallelism takes all of TP with these models: 4 ranks, of a decode that must have 1.
+    ("A12", "dsa", {"decode": {TP: 4, "prefill_cp": True, "cp_strategy": "zigzag"}}, "FFF"),
     ("A12", "mla", prefill(tensor_parallel=2, context_parallel=2), "PPP"),
     (
         "A13",

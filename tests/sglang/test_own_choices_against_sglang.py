@@ -27,6 +27,12 @@ COMPARED = {
     "disable_radix_cache": "disable_radix_cache",
     "multi_layer_eagle": "enable_multi_layer_eagle",
     "chunked_prefill_size": "chunked_prefill_size",
+    "attention_data_parallel": "attn_dp_size",
+    "data_parallel": "dp_size",
+    "context_parallel": "attn_cp_size",
+    "speculative_eagle_topk": "speculative_eagle_topk",
+    "draft_tokens": "speculative_num_draft_tokens",
+    "mixed_chunk": "enable_mixed_chunk",
 }
 
 
@@ -48,6 +54,19 @@ def _cases() -> list[Case]:
     # Two variables of ROCm.
     found += [Case("qwen3_vl", "ROCm", r, (), {"SGLANG_USE_AITER_UNIFIED_ATTN": "1"}) for r in ROLES]
     found += [Case("llama", "ROCm", r, (), {"SGLANG_AITER_KV_CACHE_LAYOUT": "vectorized_5d"}) for r in ROLES]
+    # Replicas inside one server (A1), and sizes that prefill's context parallelism sets by itself.
+    found += [Case("llama", "SM90", r, ("--tp-size", "2", "--dp-size", "2")) for r in ROLES]
+    for model, strategy in itertools.product(("deepseek_v3", "deepseek_v32", "deepseek_v4"), ("interleave", "zigzag")):
+        base = ("--tp-size", "4", "--enable-prefill-cp", "--cp-strategy", strategy)
+        for more in ((), ("--attn-dp-size", "2"), ("--dp-size", "2"), ("--attn-cp-size", "2")):
+            found.append(Case(model, "SM90", Role.PREFILL, (*base, *more)))
+    found.append(Case("llama", "SM90", Role.PREFILL, ("--tp-size", "4", "--attn-cp-size", "2")))
+    # Speculation: widths and what it switches off.
+    for more in ((), ("--speculative-ngram-max-bfs-breadth", "3"), ("--speculative-eagle-topk", "1")):
+        argv = ("--speculative-algorithm", "NGRAM", "--enable-mixed-chunk", *more)
+        found += [Case("llama", "SM90", r, argv) for r in ROLES]
+    for algorithm, model in itertools.product(("EAGLE", "NEXTN", "EAGLE3"), ("deepseek_v3", "glm4_moe")):
+        found.append(Case(model, "SM90", Role.DECODE, ("--speculative-algorithm", algorithm)))
     # Deterministic inference.
     plain = ("llama", "deepseek_v3", "qwen3", "gemma3")
     found += [

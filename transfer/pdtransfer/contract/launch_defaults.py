@@ -64,6 +64,8 @@ LAUNCH_DEFAULTS: Mapping[str, object] = {
     "dllm_algorithm": "",
     "minicpm_force_dense": False,
     "deterministic": False,
+    "prefill_cp": False,
+    "cp_strategy": "",
     "disable_hybrid_swa": False,
     "aiter_unified_attention": False,
     "aiter_kv_layout": "",

@@ -121,6 +121,8 @@ FLAG_FACTS = frozenset(
         "minicpm_force_dense",
         "max_prefill_tokens",
         "deterministic",
+        "prefill_cp",
+        "cp_strategy",
         "disable_hybrid_swa",
         "aiter_unified_attention",
         "aiter_kv_layout",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from pdtransfer.contract.card import RankCard
-from pdtransfer.contract.facts import RoleFacts
+from pdtransfer.contract.facts import MAX_SIZE, RoleFacts
 from pdtransfer.contract.geometry import AttentionKind, GeometryError, ModelGeometry, dtype_bytes
 from pdtransfer.contract.layout import Region, RegionKind
 from pdtransfer.contract.sglang_cli import card_facts
@@ -35,10 +35,10 @@ def facts_from_cards(
         "model_name": card.model.name,
         "model_revision": card.model.revision or None,
         "model_dtype": card.model.dtype,
-        "tensor_parallel": at.tp_size * at.dp_size * at.cp_size,
-        "pipeline_parallel": at.pp_size,
-        "attention_data_parallel": at.dp_size,
-        "context_parallel": at.cp_size,
+        "tensor_parallel": _size(at.tp_size * at.dp_size * at.cp_size),
+        "pipeline_parallel": _size(at.pp_size),
+        "attention_data_parallel": _size(at.dp_size),
+        "context_parallel": _size(at.cp_size),
         "page_size": card.layout.page_tokens,
         "page_size_requested": spec.page_size if spec else None,
         "kv_dtype": card.layout.kv_dtype,
@@ -64,6 +64,11 @@ def facts_from_cards(
     return spec.model_copy(update=resolved | observed)
 
 
+def _size(told: int) -> int:
+    """No larger than facts may be: rule L3 says how many ranks are missing of a size that a card makes up."""
+    return min(told, MAX_SIZE)
+
+
 def contradiction(stated: ModelGeometry, card: RankCard) -> str | None:
     """What a stated geometry says otherwise than the running engine, with both values."""
     running = geometry_from_card(card)
@@ -82,6 +87,11 @@ def contradiction(stated: ModelGeometry, card: RankCard) -> str | None:
 def _geometry(stated: ModelGeometry | None, card: RankCard) -> ModelGeometry | None:
     if stated is None or contradiction(stated, card):
         return geometry_from_card(card)
+    # Most models keep the KV of sliding layers in the one pool; the regions tell which.
+    paged = {r.layer for r in card.layout.regions if r.kind is not RegionKind.STATE and not r.draft and not r.pool}
+    if paged & set(stated.sliding_window_layers):
+        left = tuple(i for i in stated.sliding_window_layers if i not in paged)
+        return stated.model_copy(update={"sliding_window_layers": left})
     return stated
 
 

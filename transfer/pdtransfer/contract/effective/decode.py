@@ -1,8 +1,7 @@
-"""Decode's caches and queues, and prefill's optimistic passes (rules A1, E1, E5, E7, E9).
+"""Decode's caches and queues, and prefill's optimistic passes (rules E1, E5, E7, E9).
 
 Formulas: sglang.srt.arg_groups.pd_disaggregation_hook.handle_pd_disaggregation,
-mem_cache.kv_cache_builder.resolve_decode_retraction_backup, arg_groups.serving_hook.handle_other_validations,
-arg_groups.parallel_hook.handle_deprecated_dp_attention.
+mem_cache.kv_cache_builder.resolve_decode_retraction_backup, arg_groups.serving_hook.handle_other_validations.
 """
 
 from __future__ import annotations
@@ -15,21 +14,6 @@ from pdtransfer.contract.families import is_deepseek_v4, is_glm5_next, is_minima
 _PD = "arg_groups/pd_disaggregation_hook.py handle_pd_disaggregation"
 SMALL_BATCH = 32
 """Largest batch of one worker that gets extra slots."""
-
-
-def attention_dp(d: Draft) -> None:
-    """The legacy spelling --dp-size N --enable-dp-attention."""
-    now = d.now
-    if not now.dp_attention_flag:
-        return
-    if now.attention_data_parallel == 1 and now.data_parallel > 1:
-        width = now.data_parallel
-        why = f"attention DP {width}, attention TP {now.attention_tp or 'not whole'}"
-        source = "arg_groups/parallel_hook.py handle_deprecated_dp_attention"
-        asked = f"--dp-size {width} --enable-dp-attention"
-        d.set("A1", "attention_data_parallel", width, why, source, asked)
-        d.quietly(data_parallel=1)
-    d.quietly(dp_attention_flag=False)
 
 
 def radix_cache(d: Draft) -> None:

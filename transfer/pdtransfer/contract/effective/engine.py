@@ -13,6 +13,7 @@ from pdtransfer.contract.effective import (
     dtypes,
     hicache,
     pages,
+    parallel,
     pools,
     special,
     speculation,
@@ -32,7 +33,8 @@ def _pages_of_model(d: Draft) -> None:
 
 
 PASSES: tuple[Callable[[Draft], None], ...] = (
-    decode.attention_dp,
+    parallel.attention_dp,
+    parallel.prefill_cp,
     hicache.size,
     transport.mooncake_tcp,
     decode.host_receive,

@@ -22,6 +22,7 @@ FROM_CARDS = frozenset(
         "speculative_algorithm",
         "attention_data_parallel",
         "data_parallel",
+        "context_parallel",
         "dp_attention_flag",
     }
 )

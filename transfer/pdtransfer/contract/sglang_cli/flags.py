@@ -93,7 +93,8 @@ FLAGS: tuple[Flag, ...] = (
     _f("dcp-size decode-context-parallel-size", _INT, 1, "dcp_size"),
     _f("ep-size expert-parallel-size ep", _INT, 1, "expert_parallel"),
     _f("enable-dp-attention", _SWITCH, fact="dp_attention_flag"),
-    _f("enable-prefill-cp", _SWITCH),
+    _f("enable-prefill-cp", _SWITCH, fact="prefill_cp"),
+    _f("cp-strategy", fact="cp_strategy", choices="zigzag interleave", unset=""),
     _f("enable-kv-cache-sharding", _SWITCH, fact="kv_cache_sharding"),
     _f("enable-dsa-cache-layer-split", _SWITCH, fact="dsa_cache_layer_split"),
     _f(

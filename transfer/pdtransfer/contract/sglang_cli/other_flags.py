@@ -56,7 +56,7 @@ OTHER: dict[Kind, str] = {
     """,
     Kind.TEXT: """
         admin-api-key api-key bf16-gemm-backend boundary-reduction chat-template completion-template
-        constrained-json-whitespace-pattern cp-strategy crash-dump-folder cuda-graph-backend-decode
+        constrained-json-whitespace-pattern crash-dump-folder cuda-graph-backend-decode
         cuda-graph-backend-prefill cuda-graph-config dcp-comm-backend debug-tensor-dump-input-file
         debug-tensor-dump-output-folder decoupled-spec-bind-endpoint decoupled-spec-role decrypted-config-file
         decrypted-draft-config-file deepep-config deepep-dispatcher-output-dtype deepep-mode deepep-v2-mode
