@@ -23,7 +23,7 @@ MANAGED_BY = "pdcluster-operator"
 ROLE_ROUTER = "router"
 ANNOTATION_ATTEMPT = "pdcluster.io/attempt"  # of engine pods: how often the slot was filled before
 ANNOTATION_APPLIED_HASH = "pdcluster.io/applied-hash"  # of children: hash of the manifest that was applied
-# What EPPs and dashboards of the field select by (ecosystem.md 1).
+# What EPPs and dashboards of the field select by.
 LABEL_LLMD_ROLE = "llm-d.ai/role"
 LABEL_LLMD_ENGINE = "llm-d.ai/engine-type"
 

@@ -1,4 +1,4 @@
-"""The eight bugs of reliability.md M1, and one of staging, each as a small change of the real code. The
+"""Eight bugs of such protocols, and one of staging, each as a small change of the real code. The
 exploration must find every one of them: a checker that finds nothing proves nothing."""
 
 from __future__ import annotations

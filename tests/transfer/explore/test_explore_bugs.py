@@ -1,4 +1,4 @@
-"""Negative controls: the exploration finds each of the eight bugs of reliability.md M1, and one of staging."""
+"""Negative controls: the exploration finds each of eight bugs of such protocols, and one of staging."""
 
 from __future__ import annotations
 
