@@ -138,10 +138,17 @@ class Request:
         return str(caught.value)
 
 
-def stalled(request: Request, here: World) -> None:
-    """Prefill's writes are posted and never complete."""
+def stuck(request: Request, here: World, **how: Any) -> Request:
+    """Drives it until decode sees its bytes under way: prefill's writes are posted and do not complete."""
+    request.begin()
+    request.ask(**how)
+    request.asked()
     for m in request.prefill.managers:
         here.hub.agents[m.rank.card.agent_name].faults.stall_all = True
+    request.send()
+    for one in request.receivers:
+        wait_for(lambda one=one: one.poll() == KVPoll.Transferring, "bytes under way")
+    return request
 
 
 def land(request: Request, here: World) -> None:

@@ -11,7 +11,7 @@ from sglang.srt.disaggregation.decode import DecodeTransferQueue
 from sglang.srt.environ import envs
 
 from pdtransfer.engines.sglang import plugin
-from tests.sglang.plugin_request import Request, land, stalled
+from tests.sglang.plugin_request import Request, land, stuck
 from tests.sglang.plugin_world import World, pair, wait_for, world
 
 
@@ -70,14 +70,8 @@ def test_pages_stay_held_while_a_write_may_land_whatever_sglang_counts(
 ) -> None:
     """decode.py:3064 and `required_acks=0`: acknowledgements are not counted, the ledger is asked."""
     prefill, decode = pair(here)
-    request = Request(21, prefill, decode, prompt=4)
-    request.begin()
-    request.ask()
-    request.asked()
-    stalled(request, here)
-    request.send()
+    request = stuck(Request(21, prefill, decode, prompt=4), here)
     (one,) = request.receivers
-    wait_for(lambda: one.poll() == KVPoll.Transferring, "bytes under way")
     one.abort()
     assert one.poll() == KVPoll.Failed and one.abort_notified
     assert "Aborted by AbortReq." in request.reason(one)
@@ -91,14 +85,8 @@ def test_pages_stay_held_while_a_write_may_land_whatever_sglang_counts(
 
 def test_an_abort_is_acknowledged_only_after_what_was_posted_has_landed(here: World) -> None:
     prefill, decode = pair(here)
-    request = Request(22, prefill, decode, prompt=4)
-    request.begin()
-    request.ask()
-    request.asked()
-    stalled(request, here)
-    request.send()
+    request = stuck(Request(22, prefill, decode, prompt=4), here)
     (one,) = request.receivers
-    wait_for(lambda: one.poll() == KVPoll.Transferring, "bytes under way")
     before = [a.copy() for a in decode.pools[0].parts.values()]
     one.abort()
     assert not one.releasable
@@ -116,14 +104,8 @@ def test_pages_that_no_source_acknowledges_come_back_with_a_new_agent(monkeypatc
     """What is held is capped (here: nothing may be): the agent that late writes go to is destroyed."""
     with world(monkeypatch, {"PDTRANSFER_QUARANTINE_MIB": "0"}) as here:
         prefill, decode = pair(here)
-        request = Request(26, prefill, decode, prompt=4)
-        request.begin()
-        request.ask()
-        request.asked()
-        stalled(request, here)
-        request.send()
+        request = stuck(Request(26, prefill, decode, prompt=4), here)
         (one,) = request.receivers
-        wait_for(lambda: one.poll() == KVPoll.Transferring, "bytes under way")
         one.abort()
         assert not one.kv_mgr.is_abort_release_safe(26, 0)
         wait_for(lambda: one.kv_mgr.is_abort_release_safe(26, 0), "the old agent's end")
@@ -138,14 +120,8 @@ def test_pages_that_no_source_acknowledges_come_back_with_a_new_agent(monkeypatc
 def test_an_aborted_host_destination_is_held_by_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     with world(monkeypatch, {"PDTRANSFER_EMULATE_VRAM": "1"}) as here:
         prefill, decode = here.engine(), here.engine(role="decode", host=True, port=1)
-        request = Request(83, prefill, decode, prompt=3)
-        request.begin()
-        request.ask(destination=KVTransferDestination.HOST)
-        request.asked()
-        stalled(request, here)
-        request.send()
+        request = stuck(Request(83, prefill, decode, prompt=3), here, destination=KVTransferDestination.HOST)
         (one,) = request.receivers
-        wait_for(lambda: one.poll() == KVPoll.Transferring, "bytes under way")
         one.abort()
         assert one.poll() == KVPoll.Failed and not one.is_abort_release_safe()
         land(request, here)
