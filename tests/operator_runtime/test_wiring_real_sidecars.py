@@ -12,6 +12,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from pdtransfer.contract.base import EngineType, MemoryKind, Role
 from pdtransfer.contract.card import EngineFacts, RankCard
 from pdtransfer.contract.fingerprint import ModelIdentity
 from pdtransfer.contract.layout import HeadSlice, RankLayout, Region, RegionKind
-from pdtransfer.contract.link import Heartbeat, Hello, Verdicts
+from pdtransfer.contract.link import Failed, Heartbeat, Hello, Verdicts
 from pdtransfer.contract.verdict import Verdict, VerdictState
 from pdtransfer.sidecar import config
 from pdtransfer.sidecar.main import Sidecar
@@ -87,6 +88,20 @@ class Rank:
             beats.cancel()
             writer.close()
 
+    def fail(self, path: Path, why: str) -> None:
+        """Its endpoint fails, its process lives: the card goes, and it says why."""
+        self.task.cancel()
+
+        async def tell() -> None:
+            reader, writer = await asyncio.open_unix_connection(path)
+            failed = Failed(rank=0, incarnation=self.card.incarnation, message=why)
+            writer.write(failed.model_dump_json().encode() + b"\n")
+            with contextlib.suppress(OSError):
+                await reader.readline()
+            writer.close()
+
+        self.task = asyncio.create_task(tell())
+
     def _wired(self, peer: RankCard) -> Verdict:
         return Verdict(
             rank=0, incarnation=self.card.incarnation, peer_pod_uid=peer.pod_uid,
@@ -109,7 +124,9 @@ class Kubelet:
     async def _run(self) -> None:
         while True:
             for pod in self.kube.of("Pod"):
-                if pod["metadata"]["uid"] not in self.sidecars and self.kube.of("Secret", "user"):
+                if "deletionTimestamp" in pod["metadata"]:
+                    self.kube.finish(pod["metadata"]["namespace"], pod["metadata"]["name"])
+                elif pod["metadata"]["uid"] not in self.sidecars and self.kube.of("Secret", "user"):
                     await self._start(pod)
             await asyncio.sleep(0.05)
 
@@ -226,3 +243,38 @@ async def test_pods_are_wired_gated_and_wired_again_after_an_engine_and_an_opera
         await kubelet.stop()
         with contextlib.suppress(Exception):
             await one.stop()
+
+
+@pytest.mark.timeout(170)
+async def test_a_rank_that_says_it_failed_costs_its_pod_and_the_next_one_is_wired(tmp_path: Path) -> None:
+    kube, port = FakeKube(), free_port()
+    spec = pdcluster(replicas=1)
+    spec["spec"]["router"] = {"type": "None"}
+    kube.put(spec)
+    operator = Operator(
+        kube,
+        OperatorSettings(operator_namespace="ops", pod_name="op"),
+        lambda seen, memory, held: decide(
+            seen, memory, replace(held, failed_limit_seconds=1.0, backoff_base_seconds=1)
+        ),
+        pace=Pace(resync=1.0),
+        times=LeaseTimes(duration=3.0, renew=0.5, retry=0.1, margin=1.0),
+        sidecars=lambda keys: SidecarClient(keys.client_context, port=port, jitter=0.0),
+    )
+    kube.on_change.append(lambda event, obj: operator.pod_event(event, obj) if obj["kind"] == "Pod" else None)
+    running = asyncio.create_task(operator.run())
+    kubelet = Kubelet(kube, tmp_path, port)
+    try:
+        await until(lambda: gates(kube) == ["True"] * 2)
+        lame = next(r for r in kubelet.ranks.values() if r.card.role is Role.PREFILL)
+        lame.fail(kubelet.paths[lame.card.pod_uid], "thread pdcluster-watch ended: KeyError: 'lost'")
+        await until(lambda: lame.card.pod_uid not in {p["metadata"]["uid"] for p in kube.of("Pod")})
+        told = {(e["reason"], "KeyError: 'lost'" in e.get("note", e.get("message", ""))) for e in kube.of("Event")}
+        assert {("RankFailed", True), ("Recycled", True)} <= told
+        await until(lambda: gates(kube) == ["True"] * 2)
+        assert len(kube.of("Pod")) == 2
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+        await kubelet.stop()
+        await operator.stop()
