@@ -43,6 +43,11 @@ class GeometrySpec(ApiModel):
         default=(), max_length=4096, description="Ids of the layers with recurrent state (Mamba, linear attention)."
     )
     dtype: ShortText | None = Field(default=None, description="The model's own dtype, for example bfloat16.")
+    architecture: ShortText | None = Field(
+        default=None,
+        description="First of the config's architectures, for example LlamaForCausalLM. SGLang chooses attention "
+        "backend and page size by it; without it those choices are Unknown until the first pods report them.",
+    )
 
 
 class ModelSpec(ApiModel):
