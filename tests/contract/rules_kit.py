@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from pdtransfer.contract.base import Backend
-from pdtransfer.contract.compat import Status, check
+from pdtransfer.contract.card import RankCard
+from pdtransfer.contract.compat import Report, Status, check
 from pdtransfer.contract.facts import RoleFacts
 
 Pair = Callable[..., tuple[RoleFacts, RoleFacts]]
 """The fixture `pair`."""
+Cards = Callable[..., list[RankCard]]
+"""The fixture `engine_cards`."""
 LETTER = {Status.PASS: "P", Status.WARN: "W", Status.FAIL: "F", Status.UNKNOWN: "U"}
 TP, PP, CP, DCP, ADP = (
     "tensor_parallel",
@@ -44,6 +47,11 @@ def unknown(*names: str, **facts: Any) -> dict[str, Any]:
 def tp(p: int, d: int, **both: Any) -> dict[str, Any]:
     """Tensor parallelism of prefill and of decode."""
     return sides({TP: p}, {TP: d}, **both)
+
+
+def failed(report: Report) -> list[str]:
+    """The rules that fail."""
+    return [f.rule for f in report.of(Status.FAIL)]
 
 
 def decided(

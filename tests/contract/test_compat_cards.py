@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rules_kit import Cards, Pair, failed
 
 from pdtransfer.contract.base import Backend, MemoryKind, Role
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.compat import Report, Status, check_cards, check_rank_pair, facts_from_cards
-from pdtransfer.contract.facts import HostKVMode, RoleFacts
+from pdtransfer.contract.facts import HostKVMode
 from pdtransfer.contract.geometry import AttentionKind
 from pdtransfer.contract.layout import HeadSlice, Region, RegionKind
 
-Cards = Callable[..., list[RankCard]]
-Pair = Callable[..., tuple[RoleFacts, RoleFacts]]
 P, D = Role.PREFILL, Role.DECODE
-
-
-def failed(report: Report) -> list[str]:
-    return [f.rule for f in report.of(Status.FAIL)]
 
 
 def message(report: Report, rule: str) -> str:

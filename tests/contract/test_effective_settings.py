@@ -1,62 +1,22 @@
-"""What SGLang makes of settings, by hand from the SGLang PD rules (A1, B2, B5, B6, E1, E5, E7, E9, H9, H13, and the
-HiCache list). tests/sglang/test_effective_against_sglang.py asks SGLang itself."""
+"""What SGLang makes of settings of its kernels, pages and transports, by hand from the SGLang PD rules (A1, B2, B5, B6,
+H9, H13), and what follows where something is not known. tests/sglang/test_effective_against_sglang.py asks SGLang."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from effective_kit import DSA, LLAMA, MIMO, MLA, ROCM, SM90, SM100, V4, decode, of, prefill
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rules_kit import Pair
 
 from pdtransfer.contract.accelerator import Accelerator, from_capability
 from pdtransfer.contract.base import Backend, EngineType, Role
 from pdtransfer.contract.compat import RULES, Status, check
 from pdtransfer.contract.effective import Effective, effective, effective_values
 from pdtransfer.contract.facts import HostKVMode, RoleFacts
-from pdtransfer.contract.geometry import AttentionKind, ModelGeometry
-
-LLAMA = ModelGeometry(
-    attention=AttentionKind.GQA,
-    layers=36,
-    kv_heads=8,
-    head_dim=64,
-    dtype="bfloat16",
-    architecture="LlamaForCausalLM",
-    max_context=8192,
-)
-MLA = ModelGeometry(
-    attention=AttentionKind.MLA,
-    layers=61,
-    kv_heads=1,
-    head_dim=576,
-    kv_lora_rank=512,
-    qk_rope_head_dim=64,
-    architecture="DeepseekV3ForCausalLM",
-)
-DSA = MLA.model_copy(
-    update={"attention": AttentionKind.DSA, "index_head_dim": 128, "architecture": "DeepseekV32ForCausalLM"}
-)
-V4 = ModelGeometry(
-    attention=AttentionKind.MLA, layers=4, kv_heads=1, head_dim=512, architecture="DeepseekV4ForCausalLM"
-)
-MIMO = LLAMA.model_copy(update={"head_dim": 192, "v_head_dim": 128, "architecture": "MiMoV2FlashForCausalLM"})
-SM90, SM100, ROCM = Accelerator.SM90, Accelerator.SM100, Accelerator.ROCM
-
-
-def of(role: Role, geometry: ModelGeometry | None = LLAMA, chip: Accelerator | None = SM90, **given: Any) -> Effective:
-    """A whole command line: what is not given has SGLang's default."""
-    facts = RoleFacts(role=role, geometry=geometry, accelerator=chip, **given).with_launch_defaults()
-    return effective(facts)
-
-
-def decode(geometry: ModelGeometry | None = LLAMA, chip: Accelerator | None = SM90, **given: Any) -> Effective:
-    return of(Role.DECODE, geometry, chip, **given)
-
-
-def prefill(geometry: ModelGeometry | None = LLAMA, chip: Accelerator | None = SM90, **given: Any) -> Effective:
-    return of(Role.PREFILL, geometry, chip, **given)
+from pdtransfer.contract.geometry import ModelGeometry
 
 
 @pytest.mark.parametrize(
@@ -151,136 +111,6 @@ def test_hisparse_on_blackwell_gets_other_rows_than_prefill_and_the_check_sees_i
     d = RoleFacts(role=Role.DECODE, host_kv=HostKVMode.HISPARSE, **common).with_launch_defaults()
     finding = check(p, d).finding("B6")
     assert finding and finding.status is Status.FAIL and "576" in finding.message and "656" in finding.message
-
-
-def test_decode_has_no_prefix_cache_but_by_its_own_flag() -> None:
-    assert decode().facts.disable_radix_cache is True
-    assert decode(decode_radix_cache=True, disable_radix_cache=True).facts.disable_radix_cache is False
-    assert prefill().facts.disable_radix_cache is None
-    told = check(RoleFacts(role=Role.PREFILL), RoleFacts(role=Role.DECODE, decode_radix_cache=False)).finding("E1")
-    assert told and told.status is Status.PASS and "will be True" in told.message
-
-
-@pytest.mark.parametrize(
-    ("given", "backup"),
-    [
-        ({}, "host_pool"),
-        ({"decode_radix_cache": True}, "cpu_tensor"),
-        ({"decode_offload": True, "hicache_storage_backend": "file"}, "cpu_tensor"),
-        ({"dcp_size": 2, "tensor_parallel": 2}, "cpu_tensor"),
-        ({"priority_scheduling": True}, "cpu_tensor"),
-        ({"priority_scheduling": True, "disable_priority_preemption": True}, "host_pool"),
-        ({"chip": ROCM}, "cpu_tensor"),
-        ({"geometry": MLA}, "cpu_tensor"),
-        ({"geometry": V4}, "cpu_tensor"),
-        ({"geometry": LLAMA.model_copy(update={"linear_layers": (0, 1)})}, "cpu_tensor"),
-        ({"geometry": LLAMA.model_copy(update={"sliding_window_layers": (0, 1)})}, "host_pool"),
-        ({"retraction_backup": "none"}, "none"),
-        ({"host_kv": HostKVMode.HOST_RECEIVE}, "host_pool"),
-        ({"geometry": None}, None),
-    ],
-)
-def test_retraction_backup(given: dict[str, Any], backup: str | None) -> None:
-    assert decode(**given).facts.retraction_backup == backup
-
-
-def test_the_pool_for_retraction_holds_a_fifth_or_the_longest_request() -> None:
-    """E5: max(0.2, one longest request): 8191 tokens, whole pages of 64: 8192 of 16384 are half."""
-    assert decode(page_size=64, max_total_tokens=16384).facts.hicache_ratio == 0.5
-    assert decode(page_size=64, max_total_tokens=81920).facts.hicache_ratio == 0.2
-    assert decode(page_size=64).facts.hicache_ratio is None  # before the pool is known
-    two = decode(page_size=64, max_total_tokens=16384, host_receive_threshold=0.5)
-    assert two.facts.hicache_ratio == 1.0  # one is received while another is taken back
-
-
-@pytest.mark.parametrize(
-    ("given", "slots"),
-    [
-        ({}, 0),
-        ({"max_running_requests": 32}, 64),
-        ({"max_running_requests": 33}, 0),
-        ({"max_running_requests": 64, "attention_data_parallel": 2, "tensor_parallel": 2}, 64),
-        ({"max_running_requests": 1}, 2),
-        ({"decode_extra_slots": 7}, 7),
-    ],
-)
-def test_extra_slots_are_twice_a_small_batch(given: dict[str, Any], slots: int) -> None:
-    assert decode(**given).facts.decode_extra_slots == slots
-    assert prefill(**given).facts.decode_extra_slots == given.get("decode_extra_slots")
-
-
-HICACHE = {"hierarchical_cache": True}
-
-
-@pytest.mark.parametrize(
-    ("given", "layout", "io"),
-    [
-        ({}, "page_first", "kernel"),
-        ({"hicache_mem_layout": "page_first_direct"}, "page_first_direct", "direct"),
-        ({"hicache_io_backend": "direct"}, "page_first_direct", "direct"),
-        (
-            {
-                "hicache_mem_layout": "layer_first",
-                "hicache_storage_backend": "mooncake",
-                "hicache_io_backend": "direct",
-            },
-            "page_first_direct",
-            "direct",
-        ),
-        ({"hicache_mem_layout": "layer_first", "hicache_storage_backend": "npu_memcache"}, "page_first", "kernel"),
-        ({"hicache_mem_layout": "layer_first", "hicache_storage_backend": "file"}, "layer_first", "kernel"),
-        ({"hicache_mem_layout": "page_first_direct", "unified_memory": True}, "page_first", "kernel"),
-        (
-            {"hicache_mem_layout": "layer_first", "hicache_storage_backend": "mooncake", "dcp_size": 2},
-            "layer_first",
-            "kernel",
-        ),
-    ],
-)
-def test_hicache_layout_and_io_fit_each_other_and_the_storage(given: dict[str, Any], layout: str, io: str) -> None:
-    facts = prefill(**HICACHE, **given).facts
-    assert (facts.hicache_mem_layout, facts.hicache_io_backend) == (layout, io)
-
-
-def test_hicache_settings_are_left_alone_where_nothing_uses_them() -> None:
-    odd = {"hicache_mem_layout": "page_first_direct", "hicache_io_backend": "kernel"}
-    assert prefill(**odd).facts.hicache_io_backend == "kernel"
-    assert decode(retraction_backup="none", **odd).facts.hicache_io_backend == "kernel"
-    assert decode(**odd).facts.hicache_io_backend == "direct"  # decode may build a host pool
-
-
-def test_host_receive_makes_the_host_pool_layer_first() -> None:
-    assert decode(host_kv=HostKVMode.HOST_RECEIVE).facts.hicache_mem_layout == "layer_first"
-    assert decode(host_receive_threshold=0.9).facts.hicache_mem_layout == "layer_first"
-    assert decode(host_receive_threshold=1.0).facts.hicache_mem_layout == "page_first"
-
-
-def test_hicache_size() -> None:
-    buffered = {"hicache_host_memory_mode": "buffer_only", "hicache_storage_backend": "file"}
-    assert prefill(**HICACHE).facts.hicache_ratio == 2.0
-    assert prefill(**HICACHE, **buffered).facts.hicache_ratio == 1.2
-    assert decode(**HICACHE, decode_radix_cache=True).facts.hicache_ratio == 2.0
-    assert prefill(**HICACHE).facts.hicache_host_memory_fraction == 0.8
-    for size in ({"hicache_ratio": 3.0}, {"hicache_size": 16}):
-        assert prefill(**HICACHE, **size).facts.hicache_host_memory_fraction is None
-    written = prefill(**HICACHE, **buffered, hicache_write_policy="write_back")
-    assert written.facts.hicache_write_policy == "write_through"
-    assert prefill(**HICACHE, hicache_write_policy="write_back").facts.hicache_write_policy == "write_back"
-
-
-@pytest.mark.parametrize(
-    ("given", "attempts"),
-    [
-        ({}, 3),
-        ({"pipeline_parallel": 2}, 0),
-        (HICACHE, 3),
-        (HICACHE | {"hicache_write_policy": "write_through_selective"}, 0),
-        (HICACHE | {"hicache_storage_backend": "file"}, 0),
-        (HICACHE | {"hicache_storage_backend": "file", "hicache_host_memory_mode": "buffer_only"}, 3),
-    ],
-)
-def test_optimistic_prefill_is_switched_off(given: dict[str, Any], attempts: int) -> None:
-    assert prefill(optimistic_prefill=3, **given).facts.optimistic_prefill == attempts
 
 
 def test_the_legacy_spelling_of_attention_dp() -> None:
@@ -392,9 +222,6 @@ def test_capabilities_of_gpus() -> None:
         Accelerator.SM120,
         None,
     ]
-
-
-Pair = Callable[..., tuple[RoleFacts, RoleFacts]]
 
 
 def test_a_rewrite_of_what_was_set_is_a_warning_and_a_choice_is_told(pair: Pair) -> None:
