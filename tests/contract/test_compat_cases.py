@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from rules_kit import Cards, Pair, failed
 
 from pdtransfer.contract.base import Backend, MemoryKind, Role
-from pdtransfer.contract.card import RankCard
-from pdtransfer.contract.compat import Report, Status, check, check_cards, check_rank_pair
-from pdtransfer.contract.facts import HostKVMode, RoleFacts
+from pdtransfer.contract.compat import Status, check, check_cards, check_rank_pair
+from pdtransfer.contract.facts import HostKVMode
 
-Pair = Callable[..., tuple[RoleFacts, RoleFacts]]
-Cards = Callable[..., list[RankCard]]
 NOT_PASS = {Status.FAIL, Status.WARN, Status.UNKNOWN}
-
-
-def failed(report: Report) -> list[str]:
-    return [f.rule for f in report.of(Status.FAIL)]
 
 
 def test_swa_gqa_unequal_tp(pair: Pair) -> None:
