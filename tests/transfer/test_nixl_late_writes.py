@@ -149,9 +149,17 @@ def test_a_source_that_is_killed_while_it_is_stopped_is_seen_dead_and_nothing_la
     assert counters["quarantine_released{fence=source_end}"] == 1 and counters["quarantined_bytes"] == 0
 
 
-@revocable
-def test_a_source_that_stays_stopped_is_fenced_by_a_new_agent_and_nothing_lands_when_it_goes_on(ranks, tls):
-    prefill, decode = pair(ranks, tls, SOON)
+@pytest.mark.parametrize(
+    ("tls", "parameters"),
+    [
+        pytest.param(TCP, {}, id=NAMES[TCP]),
+        pytest.param(SHARED, {}, id=NAMES[SHARED]),
+        # NIXL's own threads write, and progress the receiver.
+        pytest.param(TCP, {"num_threads": "2", "num_workers": "3"}, id="tcp-threads"),
+    ],
+)
+def test_a_source_that_stays_stopped_is_fenced_by_a_new_agent_and_nothing_lands_when_it_goes_on(ranks, tls, parameters):
+    prefill, decode = pair(ranks, tls, SOON, nixl_params=parameters)
     stop_in_mid_write(prefill, decode, 1)
     assert releasable(decode, 1, 30)
     counters = decode.ask("counters")

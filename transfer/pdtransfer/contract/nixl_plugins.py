@@ -82,7 +82,7 @@ def _value_problem(plugin: str, key: str, value: str) -> str:
     if key not in PARAMETERS[plugin]:
         return ""  # only the plugin knows
     if key == "ucx_error_handling_mode" and value != _NEEDED_MODE:
-        return f"and backend PDCluster needs {_NEEDED_MODE!r}: without it NIXL never tells that a rank is gone"
+        return f"and backend PDCluster needs {_NEEDED_MODE!r}: UCX promises no word of a rank that is gone without it"
     if key == "engine_config":
         bad = next((w for w in value.split(",") if not _PAIR.fullmatch(w.strip())), None)
         return "" if bad is None else f"where {bad!r} is no NAME=value of UCX (names without UCX_, parted by commas)"
