@@ -12,7 +12,7 @@ from pdoperator.cli_files import read_yaml_documents
 from pdoperator.cli_output import Unreadable
 from pdtransfer.contract.sglang_cli import Command, exec_command, read_commands
 
-_YAML = re.compile(r"(?:\s*(?:#[^\n]*)?\n)*(?:---|\[|\{|- |[A-Za-z][\w./-]*:(?:\s|$))")
+_YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*[ \t]*(?:---|\[|\{|- |[A-Za-z][\w./-]*:(?:\s|$))")
 """How a text begins that is YAML or JSON, and no shell script."""
 _EXEC_FORM = re.compile(r"(?m)^[ \t]*(CMD|ENTRYPOINT)[ \t]+(\[.*\])[ \t]*$")
 MAX_DEPTH = 40

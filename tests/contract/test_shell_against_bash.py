@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +155,29 @@ def test_no_text_is_read_without_end_or_with_another_error(text: str) -> None:
             read_commands(whole)
         except CommandUnreadable as error:
             assert str(error)
+
+
+ENDLESS = [
+    "\n" * 200_000,
+    " \n" * 100_000 + "x",
+    "#\n" * 100_000,
+    "A=xxxxxxxxxxxxxxxx\n" + "A=$A$A\n" * 60 + LAUNCH,
+    "A=(x y)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 60 + f'{LAUNCH} "${{A[@]}}"',
+    "A='x y'\n" + "A+=$A\n" * 60 + f"{LAUNCH} $A",
+    f"{LAUNCH} " + "${A:-" * 5000,
+    f"{LAUNCH} " + "${A:-" * 5000 + "}" * 5000,
+    f"{LAUNCH} " + "$(" * 5000,
+    f"{LAUNCH} " + "(" * 100_000,
+    f"{LAUNCH} " + "a=(" * 50_000,
+    f"{LAUNCH} " + "'" * 100_001,
+    "bash -c '" * 10_000,
+    f"{LAUNCH} --x\n" * 9000,
+]
+
+
+@pytest.mark.parametrize("text", ENDLESS, ids=range(len(ENDLESS)))
+def test_no_text_takes_longer_than_it_is_long(text: str) -> None:
+    began = time.process_time()
+    with contextlib.suppress(CommandUnreadable):
+        read_commands(text)
+    assert time.process_time() - began < 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,7 @@ def test_an_environment_of_the_container_is_the_engines(run: Run, config: str) -
         ("spec: {containers: [{name: e, command: [python, [x]]}]}", "command of container e is no list of words"),
         ("kind: {{ .Values.kind }}\n", "it is not YAML"),
         ("[1, 2", "it is not YAML"),
+        ("\n \n" * 20_000 + "- x: 1", "no manifest"),
     ],
 )
 def test_yaml_without_an_engine_is_refused_by_name(text: str, why: str) -> None:
@@ -131,3 +133,9 @@ def test_one_engine_on_several_nodes_is_one_command(run: Run, config: str) -> No
     # Nodes that differ in what matters are no one engine.
     code, said = run("--prefill-args", nodes("10.0.0.1", "10.0.0.2", more="--page-size 64"), *lines)
     assert code == 2 and "2 of them with --disaggregation-mode prefill" in said
+
+
+def test_blank_lines_before_a_script_take_no_time() -> None:
+    began = time.process_time()
+    assert len(commands_in(" \n#\n" * 20_000 + PREFILL)) == 1
+    assert time.process_time() - began < 10

@@ -9,13 +9,15 @@ import re
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
-from pdtransfer.contract.sglang_cli.shell import MAX_DEPTH, Part, Word, parts_of
+from pdtransfer.contract.sglang_cli.shell import MAX_DEPTH, Part, ShellUnreadable, Word, parts_of
 
 _SIMPLE = re.compile(r"\$(?:\{(\w+)\}|\((\w+)\)|(\w+))")
 _WITH_DEFAULT = re.compile(r"\$\{(\w+)(:?[-=+])(.*)\}", re.DOTALL)
 _ALL_ITEMS = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _OWN_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*](?::[^}]*)?\})")
 MAX_WORDS = 1 << 14
+MAX_VALUE = 1 << 18
+"""Characters; a script of some lines can double a variable until it fills the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Variables:
         for word in words:
             found += self._split(word.parts, 0)
             if len(found) > MAX_WORDS:
-                break
+                raise ShellUnreadable(f"a command has more than {MAX_WORDS} words")
         return found
 
     def text(self, word: Word) -> Field:
@@ -75,6 +77,10 @@ class Variables:
                     done.append(here)
                     here = None
                 here = piece if here is None else Field(here.text + piece.text, here.open or piece.open)
+                if len(here.text) > MAX_VALUE or len(done) > MAX_WORDS:
+                    raise ShellUnreadable(
+                        f"a word grows beyond {MAX_VALUE} characters, or a variable's words {MAX_WORDS}"
+                    )
         return [*done, here] if here is not None else done
 
     def _pieces(self, part: Part, depth: int) -> list[Field]:

@@ -78,8 +78,8 @@ class _Reader:
 
         while (char := self._next()) is not None:
             if char == "\n":
-                goes_on = _GOES_ON.match(self.text, self.at)
-                if goes_on and words:
+                goes_on = _GOES_ON.match(self.text, self.at) if words else None
+                if goes_on:
                     self.at = goes_on.end()
                     loose_at = len(words) if loose_at is None else loose_at
                 else:
@@ -126,13 +126,13 @@ class _Reader:
                 return self.text[self.at]
         return None
 
-    def _word(self) -> Word:
+    def _word(self, *, arrays: bool = True) -> Word:
         parts: list[Part] = []
         while self.at < len(self.text):
             char = self.text[self.at]
             if char in _SPACE or char == "\n":
                 break
-            if char == "(" and _ARRAY.fullmatch("".join(p.text for p in parts)):
+            if arrays and char == "(" and _ARRAY.fullmatch("".join(p.text for p in parts)):
                 return Word(tuple(parts), self._array())
             if char in _OPERATORS:
                 break
@@ -163,7 +163,7 @@ class _Reader:
             if char == "\n" or char in _OPERATORS:
                 self.at += 1
                 continue
-            items.append(self._word())
+            items.append(self._word(arrays=False))  # They hold no arrays.
         raise ShellUnreadable(f"a parenthesis does not close: {self._where(start)}")
 
     def _until(self, quote: str) -> str:
