@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from runtime_world import NOW
+from runtime_world import fresh
 
 from pdoperator.kube.fake import FakeKube
 
@@ -19,7 +19,7 @@ from pdoperator.kube.fake import FakeKube
 @pytest.fixture
 def kube() -> FakeKube:
     """An empty API server."""
-    return FakeKube(now=lambda: NOW)
+    return fresh()
 
 
 def _api_fixtures() -> Any:

@@ -22,6 +22,7 @@ from pdoperator.pods.engine_probe import EngineProber
 from pdoperator.pods.router import RouterClient
 from pdoperator.pods.sidecar import SidecarClient
 from pdoperator.runtime.act import Actor
+from pdoperator.runtime.carried import ClusterState
 from pdoperator.runtime.credentials import Credentials
 from pdoperator.runtime.pki import new_authority
 from pdoperator.runtime.reconciler import Decide, Reconciler
@@ -123,3 +124,14 @@ def end_state(kube: FakeKube) -> dict[str, Any]:
             bare["data"] = sorted(bare["data"])
         state[f"{kind}/{name}"] = bare
     return state
+
+
+def state_of(obj: dict[str, Any]) -> ClusterState:
+    """What the runtime carries about this PDCluster before its first reconcile."""
+    meta = obj["metadata"]
+    return ClusterState(meta["namespace"], meta["name"], meta["uid"])
+
+
+def fresh() -> FakeKube:
+    """An empty API server."""
+    return FakeKube(now=lambda: NOW)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from runtime_world import NOW, end_state, make_reconciler, pdcluster
+from runtime_world import end_state, fresh, make_reconciler, pdcluster, state_of
 
 from pdoperator.domain.decide import decide
 from pdoperator.kube.fake import FakeKube
@@ -15,19 +15,10 @@ from pdoperator.kube.verbs import CLUSTER_RULES
 from pdoperator.runtime.carried import ClusterState
 
 
-def state_of(obj: dict[str, Any]) -> ClusterState:
-    meta = obj["metadata"]
-    return ClusterState(meta["namespace"], meta["name"], meta["uid"])
-
-
 async def converge(kube: FakeKube, state: ClusterState, rounds: int = 5) -> None:
     reconciler = make_reconciler(kube, decide)
     for _ in range(rounds):
         await reconciler.once(state)
-
-
-def fresh() -> FakeKube:
-    return FakeKube(now=lambda: NOW)
 
 
 async def clean_run() -> FakeKube:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from runtime_world import NOW, end_state, make_reconciler, pdcluster, small_decide
+from runtime_world import NOW, end_state, make_reconciler, pdcluster, small_decide, state_of
 
 from pdoperator.api import names
 from pdoperator.domain.actions import Apply, Decision, DeletePod, EmitEvent, IssueCertificate, Memory, SetGate
@@ -19,11 +19,6 @@ from pdoperator.kube.fake import FakeKube
 from pdoperator.kube.fake_faults import Crash
 from pdoperator.kube.kinds import PDCLUSTER_API
 from pdoperator.runtime.carried import ClusterState
-
-
-def state_of(obj: dict[str, Any]) -> ClusterState:
-    meta = obj["metadata"]
-    return ClusterState(meta["namespace"], meta["name"], meta["uid"])
 
 
 async def converge(kube: FakeKube, state: ClusterState, rounds: int = 6) -> None:
