@@ -14,6 +14,7 @@ from pdtransfer.contract.facts import NO_LIMIT, HostKVMode
 from pdtransfer.contract.geometry import ModelGeometry
 
 HISPARSE, RECEIVE = HostKVMode.HISPARSE, HostKVMode.HOST_RECEIVE
+CHUNK = "chunked_prefill_size"
 DRAM = frozenset({MemoryKind.DRAM})
 STAGED = {"staging_buffer": True}
 STORED = {"hicache_storage_backend": "file"}
@@ -29,6 +30,8 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("E2", "gqa8", unknown("decode_radix_cache", **decode(**HICACHE)), "UUU"),
     ("E3", "v4", decode(**RADIX), "FFF"),
     ("E3", "swa8", decode(**RADIX), "PPP"),
+    ("E3", None, decode(**RADIX), "UUU"),
+    ("E3", "gqa8", unknown("decode_radix_cache"), "UUU"),
     ("E4", "gqa8", {**STORED, **decode(decode_offload=True)}, "PPP"),
     ("E4", "gqa8", {"hicache_storage_backend": "", **decode(decode_offload=True)}, "FFF"),
     # The prompt's pages are looked for in the same store, which nobody checks.
@@ -130,6 +133,9 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     # 8192 tokens x 36 layers x 2 x 4 heads x 64 x 2 bytes = 302 MB = 288 MiB for a decode rank of TP 2.
     ("G6", "gqa8", {**STAGED, **sides({TP: 4}, {TP: 2, "staging_pool_mb": 288})}, "PPP"),
     ("G6", "gqa8", {**STAGED, **sides({TP: 4}, {TP: 2, "staging_pool_mb": 287})}, "PFF"),
+    # A chunk that SGLang chooses has at most 16384 tokens, twice those of the two rows above.
+    ("G6", "gqa8", {**STAGED, **sides({TP: 4, CHUNK: None}, {TP: 2, "staging_pool_mb": 576})}, "PPP"),
+    ("G6", "gqa8", {**STAGED, **sides({TP: 4, CHUNK: None}, {TP: 2, "staging_pool_mb": 575})}, "PUU"),
     # Eight ranks of four heads: each head is written twice, so a decode rank of two heads has room for four.
     ("G6", "gqa4", {**STAGED, **sides({TP: 8}, {TP: 2, "staging_pool_mb": 287})}, "PFF"),
     ("G6", "gqa4", {**STAGED, **sides({TP: 8}, {TP: 2, "staging_pool_mb": 288})}, "PPP"),
@@ -187,6 +193,7 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("H10", "gqa8", {"sampling_mask": True, **decode(sampling_mask_max_tokens=64)}, "FFF"),
     ("H10", "gqa8", {"sampling_mask": True, "sampling_mask_max_tokens": 64}, "PPP"),
     ("H10", "gqa8", decode(sampling_mask_max_tokens=64), "PPP"),
+    ("H10", "gqa8", unknown("sampling_mask"), "UUU"),
     ("H11", "gqa8", prefill(kv_checksum=True), "FWW"),
     ("H11", "gqa8", decode(kv_checksum=True), "FWW"),
     ("H11", "gqa8", {"kv_checksum": True}, "PPP"),
@@ -205,8 +212,15 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("H14", "gqa8", {"nixl_params": '["a"]'}, "FFP"),
     ("H14", "gqa8", {"nixl_params": UCX}, "PPP"),
     ("H14", "gqa8", prefill(nixl_params=UCX), "PPP"),
-    ("H14", "gqa8", prefill(nixl_params='{"ucx_error_handling_mode": "none"}'), "WWP"),
+    ("H14", "gqa8", prefill(nixl_params='{"ucx_error_handling_mode": "none"}'), "FWP"),
     ("H14", "gqa8", prefill(nixl_params='{"device_list": "mlx5_0"}'), "PPP"),
+    ("H14", "gqa8", prefill(nixl_params='{"num_workers": "2"}'), "WWP"),
+    ("H14", "gqa8", {"nixl_params": '{"num_workers": "2"}'}, "PPP"),
+    ("H14", "gqa8", {"nixl_params": '{"workers": "2"}'}, "FWP"),
+    ("H14", "gqa8", {"nixl_backend": "POSIX"}, "FPP"),
+    ("H14", "gqa8", {"nixl_backend": "LIBFABRIC", "nixl_params": '{"num_threads": "2"}'}, "PPP"),
+    ("H14", "gqa8", {"nixl_backend": None, "nixl_params": '{"workers": "2"}'}, "PPP"),
+    ("H14", "gqa8", {"nixl_params": '{"of_a_later_nixl": "2"}', "observed": True}, "PWP"),
 ]
 
 

@@ -103,3 +103,17 @@ def test_a_deep_draft_is_read_from_its_folder(run: Run, heads8: str, tmp_path: P
     assert out["decode"]["facts"]["draft_layers"] == 4
     code, out = run(*lines(speculation.replace(str(tmp_path), "/elsewhere")), "--model-config", heads8, *KNOWN)
     assert "C3" in unknown(out)
+
+
+def test_what_only_a_servers_environment_tells_is_unknown_and_named(run: Run, serve: Serve, config: str) -> None:
+    code, out = run(*both(*pair(serve)), "--model-config", config, *LIMITED)
+    told = {f["rule"]: f["action"] for f in out["findings"] if f["status"] == "Unknown"}
+    variables = {
+        "H2": "SGLANG_DISAGGREGATION_NIXL_BACKEND",
+        "H8": "SGLANG_HOST_IP",
+        "H10": "SGLANG_ENABLE_DISAGG_SAMPLING_MASK",
+        "G6": "SGLANG_DISAGG_STAGING_BUFFER",
+    }
+    assert code == 0
+    for rule, variable in variables.items():
+        assert told[rule] == f"compare {variable} in the environments of both sides", told

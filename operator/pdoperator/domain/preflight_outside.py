@@ -11,9 +11,9 @@ from pdoperator.domain.flag_words import in_flags
 from pdoperator.domain.preflight import Finding, Preflight
 from pdtransfer.contract import compat
 from pdtransfer.contract.base import Role
-from pdtransfer.contract.compat.checker import CARD_FACTS, STATED_FACTS
+from pdtransfer.contract.compat.checker import CARD_FACTS, RUNNING_FACTS, STATED_FACTS
 from pdtransfer.contract.facts import RoleFacts
-from pdtransfer.contract.sglang_cli import BY_DEST, READ_FROM, Flags, is_read
+from pdtransfer.contract.sglang_cli import BY_DEST, READ_FROM, VARIABLE_OF, Flags, is_read
 
 REACHABLE = "H5"
 """Rule about the addresses that servers listen on."""
@@ -31,7 +31,15 @@ _HOW_TO_KNOW: Mapping[str, str] = {
 
 def _how(fact: str) -> str:
     """What makes this fact known; '' where nothing does."""
+    if fact in VARIABLE_OF:
+        return f"compare {VARIABLE_OF[fact]} in the environments of both sides"
     return _HOW_TO_KNOW.get(fact, "").format(STATED_FACTS.get(fact, ""))
+
+
+def _untold(rule: compat.Rule, sides: tuple[RoleFacts, ...]) -> str:
+    """The first fact of the rule that neither is known nor will be once ranks show cards; '' without one."""
+    waits = CARD_FACTS | RUNNING_FACTS
+    return next((n for n in rule.needs if n not in waits and any(getattr(s, n) is None for s in sides)), "")
 
 
 @dataclass(frozen=True)
@@ -155,9 +163,8 @@ def check_pair(prefill: Side, decode: Side) -> Outside:
     findings = [*prefill.findings, *decode.findings]
     report = compat.check(prefill.facts, decode.facts)
     for rule in compat.RULES:
-        fact = next((n for n in rule.needs if n in STATED_FACTS), None)
-        if rule.id in report.deferred and fact is not None:
-            # There is no other time: these are servers of somebody who has no spec.
+        # There is no other time: these are servers of somebody who has no spec.
+        if rule.id in report.deferred and (fact := _untold(rule, (prefill.facts, decode.facts))):
             message = f"{rule.title}: {fact.replace('_', ' ')} is not known."
             findings.append(Finding(rule.id, "Unknown", message, _how(fact)))
     for f in report.findings:

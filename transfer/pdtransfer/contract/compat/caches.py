@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pdtransfer.contract.base import Backend
+from pdtransfer.contract.compat.parallelism import geometry_of
 from pdtransfer.contract.compat.rule import SGLANG_ONLY, Family, Hit, Outcome, every, known
 from pdtransfer.contract.facts import HostKVMode, RoleFacts
 from pdtransfer.contract.families import is_deepseek_v4, is_minimax_m3
@@ -17,6 +18,10 @@ SWA_COMPRESS = frozenset(
         "Gemma4ForConditionalGeneration",
         "Gemma4UnifiedForConditionalGeneration",
         "InklingForConditionalGeneration",
+        "InklingForConditionalGenerationMTP",
+        "EmbeddingGemma2Model",
+        "DiffusionGemmaForBlockDiffusion",
+        "MiMoV2MTP",
     }
 )
 """Models whose sliding layers have a shape of their own (ModelConfig.is_hybrid_swa_compress)."""
@@ -60,9 +65,9 @@ def e2(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 def e3(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     if d.host_kv is HostKVMode.HISPARSE and known(d.decode_radix_cache, d, "decode_radix_cache"):
         return Hit("decode has its radix cache on and host KV mode HiSparse")
-    geometry = p.geometry or d.geometry
-    if geometry is None or not d.decode_radix_cache:
+    if not known(d.decode_radix_cache, d, "decode_radix_cache"):
         return None
+    geometry = geometry_of(p, d)
     if is_deepseek_v4(geometry):
         return Hit(
             "decode has its radix cache on, and the model is DeepSeek-V4, which needs the unified KV layout for it "

@@ -148,8 +148,6 @@ def h9(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     engines=SGLANG_ONLY,
 )
 def h10(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    if p.sampling_mask is None and d.sampling_mask is None:
-        return None  # Neither side speaks of it, and it is off by default.
     ours, theirs = known(p.sampling_mask, p, "sampling_mask"), known(d.sampling_mask, d, "sampling_mask")
     if ours != theirs:
         return Hit(

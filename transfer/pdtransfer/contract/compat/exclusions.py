@@ -88,9 +88,7 @@ def d7(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
             if all(diffusion)
             else f"{alone}; the other one waits for it until its timeout.",
         )
-    geometry = p.geometry or d.geometry
-    if geometry is None:
-        return None
+    geometry = geometry_of(p, d)
     for facts in (p, d):
         if geometry.minicpm_sparse and not facts.minicpm_force_dense and _sparse_kernels(facts):
             return Hit(

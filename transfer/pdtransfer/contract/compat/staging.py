@@ -9,6 +9,8 @@ from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.geometry import GeometryError, ModelGeometry, dtype_bytes
 
 G = Family()
+LARGEST_DEFAULT_CHUNK = 16384
+"""Tokens of a prefill chunk that SGLang chooses on its largest GPUs; 2048 on its smallest."""
 _UNSET = "unset SGLANG_DISAGG_STAGING_BUFFER"
 
 
@@ -137,13 +139,16 @@ def g6(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     if not (known(p.staging_buffer, p, "staging_buffer") and known(d.staging_buffer, d, "staging_buffer")):
         return None
     geometry = geometry_of(p, d)
-    if attention_tp(p) == attention_tp(d) or geometry.latent or p.chunked_prefill_size is None:
-        return None  # The engine's own chunk size follows its GPU's memory.
+    if attention_tp(p) == attention_tp(d) or geometry.latent:
+        return None
     ring = known(d.staging_pool_mb, d, "staging_pool_mb") * MIB
     dtype = known(d.kv_dtype, d, "kv_dtype")
-    chunk = chunk_bytes(geometry, p.chunked_prefill_size, attention_tp(p), attention_tp(d), dtype)
+    # The engine's own chunk size follows its GPU's memory.
+    tokens = LARGEST_DEFAULT_CHUNK if p.chunked_prefill_size is None else p.chunked_prefill_size
+    chunk = chunk_bytes(geometry, tokens, attention_tp(p), attention_tp(d), dtype)
     if chunk is None or chunk <= ring:
         return None
+    known(p.chunked_prefill_size, p, "chunked_prefill_size")
     return Hit(
         f"a chunk of {p.chunked_prefill_size} tokens is {-(-chunk // MIB)} MiB for a decode rank, and its staging ring "
         f"has {ring // MIB} MiB"

@@ -21,6 +21,7 @@ from pdtransfer.contract.sglang_cli.command import (
 from pdtransfer.contract.sglang_cli.config_file import ConfigRefused
 from pdtransfer.contract.sglang_cli.facts import (
     BACKENDS,
+    VARIABLE_OF,
     ReadFacts,
     command_facts,
     given_facts,
@@ -43,6 +44,7 @@ __all__ = [
     "BACKENDS",
     "BY_DEST",
     "READ_FROM",
+    "VARIABLE_OF",
     "Command",
     "CommandUnreadable",
     "ConfigRefused",

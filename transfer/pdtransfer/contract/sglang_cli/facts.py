@@ -54,6 +54,11 @@ ENVIRONMENT: Mapping[str, tuple[str, type[str] | type[int] | type[bool]]] = {
 }
 """Variables that the rules read: fact and type."""
 
+VARIABLE_OF: Mapping[str, str] = {fact: name for name, (fact, _) in ENVIRONMENT.items()} | {
+    "rank_host": "SGLANG_HOST_IP"
+}
+"""The variable that alone tells a fact."""
+
 _SECOND_TO_FLAG: Mapping[str, tuple[str, str, type[str] | type[int]]] = {
     # variable -> (fact, the setting that goes before it, type)
     "SGLANG_MAMBA_SSM_DTYPE": ("ssm_dtype", "mamba_ssm_dtype", str),
