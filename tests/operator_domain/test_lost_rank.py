@@ -106,3 +106,17 @@ def test_an_exit_code_names_the_signal_that_ended_the_engine(code: int, says: st
     pod = ready_world().observe().pods[0]
     ended = ContainerSeen("engine", restarts=1, last_exit_code=code, last_exit_reason="Error")
     assert exit_evidence(replace(pod, containers=(ended,))) == says
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "says"),
+    [
+        (137, 'INFO: "POST /generate HTTP/1.1" 200 OK', "engine exited with 137 (SIGKILL)"),
+        (137, "memory cgroup out of memory", "engine exited with 137 (SIGKILL): memory cgroup out of memory"),
+        (1, "bye", "engine exited with 1: bye"),
+    ],
+)
+def test_an_ordinary_line_is_not_taken_for_the_reason_of_a_kill(code: int, line: str, says: str) -> None:
+    pod = ready_world().observe().pods[0]
+    ended = ContainerSeen("engine", restarts=1, last_exit_code=code, last_exit_reason="Error", last_exit_message=line)
+    assert exit_evidence(replace(pod, containers=(ended,))) == says

@@ -41,14 +41,15 @@ _SECRETS = (
 )
 
 
-def last_words(text: str, limit: int = LIMIT) -> str:
-    """The last line that speaks of an error, else the last line that says anything; '' for nothing."""
+def last_words(text: str, limit: int = LIMIT, *, errors_only: bool = False) -> str:
+    """The last line that speaks of an error, else (unless `errors_only`) the last one that says anything; '' for
+    nothing."""
     lines = [_clean(line) for line in text.replace("\r", "\n").split("\n")]
     told = [line for line in lines if line.strip() and not _RULE.match(line) and not _TRACE.match(line)]
     if not told:
         return ""
     recent = told[-_LOOKED_AT:]
-    chosen = next((line for line in reversed(recent) if _ERROR.search(line)), recent[-1])
+    chosen = next((line for line in reversed(recent) if _ERROR.search(line)), "" if errors_only else recent[-1])
     said = _STAMP.sub("", chosen, count=1) or chosen
     return bounded(redact(_BLANKS.sub(" ", said).strip()), limit)
 

@@ -54,7 +54,8 @@ def exit_evidence(pod: PodSeen) -> str:
         if c.last_exit_code is not None and (c.last_exit_code != 0 or c.restarts):
             # Error only repeats that the code is not 0; OOMKilled and the like say more.
             why = f" {c.last_exit_reason}" if c.last_exit_reason not in ("", "Error") else _signal(c.last_exit_code)
-            said = last_words(c.last_exit_message)
+            # Who is killed has no time to say why: an ordinary line would only look like the cause.
+            said = last_words(c.last_exit_message, errors_only=c.last_exit_code == 128 + signal.SIGKILL)
             tail = f": {said}" if said else ""
             told.append(f"{c.name} exited with {c.last_exit_code}{why}{tail}")
     return "; ".join(told)
