@@ -56,7 +56,8 @@ class Work:
             backend=backend,
             tokens=KV_TOKENS,
             chunk=CHUNK,
-            variables=tuple((name, limit) for name in limits),
+            # What torch would compile for a rank of TP 2 is one small mask, and the compiler takes a minute.
+            variables=(*((name, limit) for name in limits), ("TORCHDYNAMO_DISABLE", "1")),
         )
 
 
