@@ -100,16 +100,20 @@ def test_every_rank_served(both: Pair, shape: Shape) -> None:
 
 def test_a_prefix_that_decode_has_is_not_sent_again(both: Pair, shape: Shape, truth: Truth) -> None:
     prompt, expected = truth.decided(5 * PAGE + 3, NEW, seed=3)
-    replicas = len(shape.decode_ranks) if "DP0" in shape.decode_ranks else 1
-    for _ in range(replicas):  # in turn
-        assert both.tokens(prompt, NEW) == expected
-    longer, _ = truth.decided(2 * CHUNK, 1, seed=4)
-    answer, _ = truth.greedy([*prompt, *longer], NEW)
-    for asked, tokens in ((prompt, expected), ([*prompt, *longer], answer)):
-        for _ in range(replicas):
-            _, decode = both.ask(asked, NEW)
+    longer = [*prompt, *truth.decided(2 * CHUNK, 1, seed=4)[0]]
+    for replica in range(shape.decode.count("--dp-size") + 1):
+        for asked, tokens, held in ((prompt, expected, 0), (longer, truth.greedy(longer, NEW)[0], 5 * PAGE)):
+            _, decode = both.ask(asked, NEW, **routed(both, shape, replica))
             assert decode.json()["output_ids"] == tokens
-            assert decode.json()["meta_info"]["cached_tokens"] >= 5 * PAGE, "decode had it"
+            assert decode.json()["meta_info"]["cached_tokens"] == held, "tokens that decode had"
+
+
+def routed(both: Pair, shape: Shape, replica: int) -> dict[str, int]:
+    """Fields of a request that this replica of each side serves: prefill's has the rooms of its number."""
+    if "--dp-size" not in shape.decode:
+        return {}
+    rooms = (both.fields()["bootstrap_room"] for _ in range(2))
+    return {"bootstrap_room": next(r for r in rooms if r % 2 == replica), "routed_dp_rank": replica}
 
 
 def test_a_request_that_decode_retracts_is_computed_again_in_its_room(both: Pair, truth: Truth) -> None:
@@ -135,7 +139,7 @@ def test_nothing_is_held_when_all_requests_have_ended(both: Pair) -> None:
 
 HOST = (
     *("--disaggregation-decode-host-receive-threshold", "0", "--disaggregation-decode-retraction-backup", "host_pool"),
-    *("--hicache-io-backend", "direct", "--hicache-mem-layout", "layer_first"),
+    *("--hicache-io-backend", "direct", "--hicache-mem-layout", "layer_first", "--hicache-ratio", "2"),
 )
 """Every request is received in host memory, and taken into the KV pool from there."""
 
