@@ -219,7 +219,6 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("H14", "gqa8", {"nixl_params": '{"workers": "2"}'}, "FWP"),
     ("H14", "gqa8", {"nixl_backend": "POSIX"}, "FPP"),
     ("H14", "gqa8", {"nixl_backend": "LIBFABRIC", "nixl_params": '{"num_threads": "2"}'}, "PPP"),
-    ("H14", "gqa8", {"nixl_backend": None, "nixl_params": '{"workers": "2"}'}, "PPP"),
     ("H14", "gqa8", {"nixl_params": '{"of_a_later_nixl": "2"}', "observed": True}, "PWP"),
 ]
 

@@ -89,9 +89,10 @@ def test_what_is_left_alone_is_told_to_nobody() -> None:
 def test_what_no_rank_could_start_with_is_refused_before_one_does(
     engine: dict[str, Any] | None, plugin: dict[str, Any], words: str
 ) -> None:
-    (finding,) = told(spec_of(transfer__plugin=plugin, **({"engine": engine} if engine else {})))
-    assert (finding.rule, finding.status) == ("NixlPlugin", "Fail")
-    assert finding.message.startswith("spec.transfer.plugin: ") and words in finding.message
+    finding = told(spec_of(transfer__plugin=plugin, **({"engine": engine} if engine else {})))[-1]
+    assert (finding.rule, finding.status) == ("H14", "Fail")
+    assert finding.message.startswith("prefill: ") and words in finding.message
+    assert "spec.transfer.plugin" in finding.action
 
 
 def test_a_plugin_that_could_not_be_tried_is_warned_about() -> None:
@@ -103,7 +104,7 @@ def test_a_plugin_that_could_not_be_tried_is_warned_about() -> None:
 def test_sglangs_own_backend_passes_over_what_nothing_reads_and_so_it_is_a_warning() -> None:
     stock = {"engine": SGLANG, "transfer__backend": "NIXL"}
     (odd,) = told(spec_of(**stock, transfer__plugin={"parameters": {"workers": "2", "num_workers": "2"}}))
-    assert (odd.rule, odd.status) == ("NixlPlugin", "Warn") and "no parameter workers" in odd.message
+    assert (odd.rule, odd.status) == ("H14", "Warn") and "no parameter workers" in odd.message
     (storage,) = told(spec_of(**stock, transfer__plugin={"name": "OBJ"}))
     assert storage.status == "Fail" and "OBJ moves memory to storage" in storage.message
     assert told(spec_of(**stock, transfer__plugin={"parameters": {"ucx_error_handling_mode": "none"}})) == []

@@ -12,12 +12,12 @@ from pdtransfer.contract.base import Backend, EngineType, Role
 from pdtransfer.contract.nixl_params import parse_nixl_params
 from pdtransfer.contract.nixl_plugins import (
     DEFAULT,
+    PARAMETERS,
     PARAMS_VARIABLE,
     PLUGIN_VARIABLE,
     STORAGE,
     named_devices,
     plugin_problem,
-    unread_parameters,
 )
 from pdtransfer.contract.sglang_cli import has_variable
 
@@ -36,16 +36,51 @@ def nixl_findings(spec: PDClusterSpec) -> list[Finding]:
                 f"Remove {FIELD}, or set spec.transfer.backend to PDCluster or NIXL.",
             )
         ]
-    found: list[Finding] = []
-    for role in Role:
-        where, name, parameters = _asked(spec, role)
-        check = _ours if spec.transfer.backend is Backend.PDCLUSTER else _stock
-        found += check(spec, where, name, parameters)
+    found = [f for role in Role for f in _of_role(spec, role)]
     return list(dict.fromkeys(found))  # what both roles say alike is said once
 
 
+def _of_role(spec: PDClusterSpec, role: Role) -> list[Finding]:
+    """What its plugin reads is the fit check's (rule H14)."""
+    where, name, parameters = _asked(spec, role)
+    if spec.transfer.backend is Backend.NIXL and spec.engine.type is EngineType.SGLANG:
+        if name not in STORAGE:
+            return []
+        return [fail("NixlPlugin", f"{where}: {plugin_problem(name, {})}", "Choose one of these.")]
+    if name not in PARAMETERS:
+        return []
+    devices, named = spec.transfer.fabric.devices, named_devices(parameters) if name == DEFAULT else ""
+    found = []
+    if name != DEFAULT:
+        found.append(
+            warn(
+                "NixlPlugin",
+                f"{where}: backend PDCluster was tried over NIXL's {DEFAULT}, and not over {name}, for want of its "
+                "hardware",
+                "Watch KVTransferVerified: each pair is probed before it serves.",
+            )
+        )
+    if devices and name != DEFAULT:
+        found.append(
+            warn(
+                "NixlPlugin",
+                f"spec.transfer.fabric.devices is set, and NIXL's {name} chooses its devices itself",
+                "Remove spec.transfer.fabric.devices.",
+            )
+        )
+    if devices and named:
+        found.append(
+            fail(
+                "SetTwice",
+                f"{where} names network devices in {named}, and so does spec.transfer.fabric.devices",
+                "Name them in one place.",
+            )
+        )
+    return found
+
+
 def _asked(spec: PDClusterSpec, role: Role) -> tuple[str, str, Mapping[str, str]]:
-    """(who says it, plugin, parameters). What only the pod knows, or can not be read (rule H14), is left out."""
+    """(who says it, plugin, parameters). What only the pod knows, or can not be read, is left out."""
     plugin = spec.transfer.plugin
     variables = environment(spec, role_spec(spec, role))
     name, text = variables.get(PLUGIN_VARIABLE) or DEFAULT, variables.get(PARAMS_VARIABLE, "")
@@ -55,51 +90,3 @@ def _asked(spec: PDClusterSpec, role: Role) -> tuple[str, str, Mapping[str, str]
     if (name, parameters) == (plugin.name, plugin.parameters):
         return FIELD, name, parameters
     return f"spec.{role.value}.env ({PLUGIN_VARIABLE}, _PARAMS)", name, parameters
-
-
-def _ours(spec: PDClusterSpec, where: str, name: str, parameters: Mapping[str, str]) -> list[Finding]:
-    problem = plugin_problem(name, parameters)
-    if problem:
-        return [fail("NixlPlugin", f"{where}: {problem}", "Correct it; a rank with it would not start.")]
-    devices = spec.transfer.fabric.devices
-    if name != DEFAULT:
-        found = [
-            warn(
-                "NixlPlugin",
-                f"{where}: backend PDCluster was tried over NIXL's {DEFAULT}, and not over {name}, for want of its "
-                "hardware",
-                "Watch KVTransferVerified: each pair is probed before it serves.",
-            )
-        ]
-        if devices:
-            found.append(
-                warn(
-                    "NixlPlugin",
-                    f"spec.transfer.fabric.devices is set, and NIXL's {name} chooses its devices itself",
-                    "Remove spec.transfer.fabric.devices.",
-                )
-            )
-        return found
-    named = named_devices(parameters)
-    if named and devices:
-        return [
-            fail(
-                "SetTwice",
-                f"{where} names network devices in {named}, and so does spec.transfer.fabric.devices",
-                "Name them in one place.",
-            )
-        ]
-    return []
-
-
-def _stock(spec: PDClusterSpec, where: str, name: str, parameters: Mapping[str, str]) -> list[Finding]:
-    """SGLang's own backend nixl, which checks neither. (With the Reference engine it is this project's module.)"""
-    if spec.engine.type is EngineType.REFERENCE:
-        return _ours(spec, where, name, parameters)
-    if name in STORAGE:
-        problem = plugin_problem(name, {})
-        return [fail("NixlPlugin", f"{where}: {problem}", "Choose one of these.")]
-    return [
-        warn("NixlPlugin", f"{where}: NIXL's {name} reads no parameter {key} and passes over it", f"Remove {key}.")
-        for key in unread_parameters(name, parameters)
-    ]

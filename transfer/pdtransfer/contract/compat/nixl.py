@@ -9,9 +9,11 @@ from pdtransfer.contract.base import Backend
 from pdtransfer.contract.compat.rule import SGLANG_ONLY, Family, Hit, Outcome, columns, every, known
 from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.nixl_params import parse_nixl_params
+from pdtransfer.contract.nixl_plugins import PARAMS_VARIABLE as _PARAMS
+from pdtransfer.contract.nixl_plugins import PLUGIN_VARIABLE as _PLUGIN
+from pdtransfer.contract.nixl_plugins import plugin_problem, unread_parameters
 
 H = Family()
-_PARAMS = "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"
 IN_EVERY_WHEEL = "UCX"
 """The plugin that no wheel of NIXL comes without."""
 _OF_THE_HOST = frozenset({"device_list", "num_threads"})
@@ -145,27 +147,48 @@ def h13(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 
 @H.rule(
     "H14",
-    "NIXL's parameters are a JSON object of strings",
+    "NIXL's plugin carries KV and reads its parameters",
     columns(Outcome.START, Outcome.START),
     needs=("nixl_params",),
-    change=f"set spec.transfer.plugin.parameters, and no {_PARAMS} in env",
-    engines=SGLANG_ONLY,
+    change=f"correct spec.transfer.plugin, or {_PLUGIN} and _PARAMS in env",
 )
 def h14(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
+    """SGLang's own backend checks that the parameters are texts, PDCluster's agent also what the plugin reads. A rank
+    that runs has passed that, with whatever its NIXL reads."""
     found: list[dict[str, str]] = []
     for facts in (p, d):
         parameters, problem = parse_nixl_params(known(facts.nixl_params, facts, "nixl_params"))
         if problem:
             return Hit(f"{facts.role.value}'s {_PARAMS} {problem}")
-        found.append({k: v for k, v in parameters.items() if k not in _OF_THE_HOST})
-    if found[0] == found[1]:
+        if backend is Backend.PDCLUSTER and facts.nixl_backend is not None and not facts.observed:
+            problem = plugin_problem(facts.nixl_backend, parameters)
+            if problem:
+                return Hit(f"{facts.role.value}: {problem}")
+        found.append(parameters)
+    return _differing(*found) or (_unread(p, found[0]) or _unread(d, found[1]) if backend is Backend.NIXL else None)
+
+
+def _differing(prefill: dict[str, str], decode: dict[str, str]) -> Hit | None:
+    names = sorted(k for k in {*prefill, *decode} - _OF_THE_HOST if prefill.get(k) != decode.get(k))
+    if not names:
         return None
-    differing = sorted(k for k in {*found[0], *found[1]} if found[0].get(k) != found[1].get(k))
-    name = differing[0]
+    name = names[0]
     return Hit(
-        f"NIXL's parameter {name} is {found[0].get(name, 'not set')} on prefill and {found[1].get(name, 'not set')} on "
+        f"NIXL's parameter {name} is {prefill.get(name, 'not set')} on prefill and {decode.get(name, 'not set')} on "
         "decode",
         change="give both roles the same spec.transfer.plugin.parameters",
         outcome=Outcome.WARN,
         consequence="Agents with other parameters may not reach each other; nothing compares them.",
+    )
+
+
+def _unread(facts: RoleFacts, parameters: dict[str, str]) -> Hit | None:
+    names = unread_parameters(facts.nixl_backend or "", parameters)
+    if not names:
+        return None
+    return Hit(
+        f"{facts.role.value}: NIXL's {facts.nixl_backend} reads no parameter {names[0]}",
+        change=f"remove {names[0]}",
+        outcome=Outcome.WARN,
+        consequence="It has no effect, and nothing says so.",
     )
