@@ -198,6 +198,9 @@ OWN_CHOICES: dict[str, dict[str, Any]] = {
     "gemma3n": tiny_config("Gemma3nForCausalLM", "gemma3_text", sliding_window=128, layer_types=_SLIDING),
     "gemma4": tiny_config("Gemma4ForCausalLM", "gemma3_text", sliding_window=128, layer_types=_SLIDING),
     "granite_swa": tiny_config("GraniteSWAForCausalLM", "llama", layer_types=_SLIDING, sliding_window=128),
+    "mimo_sinks": {**MODELS["mimo"], "add_swa_attention_sink_bias": True},
+    "mimo_plain": {**MODELS["mimo"], "add_swa_attention_sink_bias": False, "add_full_attention_sink_bias": False},
+    "hy_v4": tiny_config("HYV4ForCausalLM", "hy_v4", **LATENT, **INDEX),
     "glm4_moe": tiny_config("Glm4MoeForCausalLM", "llama"),
     "mistral": tiny_config("MistralForCausalLM", "mistral", sliding_window=128),
 }

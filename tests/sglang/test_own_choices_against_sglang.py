@@ -80,14 +80,15 @@ CASES = _cases()
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, dict[str, Any]]:
-    return ask(CASES, list(COMPARED.values()))
+    return ask(CASES, [*COMPARED.values(), "dsa_prefill_backend", "dsa_decode_backend"])
 
 
 def differences(case: Case, theirs: dict[str, Any]) -> list[str]:
     """Settings in which ours are not SGLang's. What we do not know is no difference."""
     facts = effective(as_facts(case)).facts
     found = []
-    for fact, setting in COMPARED.items():
+    kernels = {"dsa_backend": f"dsa_{case.role.value}_backend"} if case.model.startswith("hy_v4") else {}
+    for fact, setting in (COMPARED | kernels).items():
         mine, sglangs = getattr(facts, fact), theirs[setting]
         if mine is not None and (mine or None) != (sglangs or None):
             found.append(f"{fact}: ours {mine!r}, SGLang's {sglangs!r}")

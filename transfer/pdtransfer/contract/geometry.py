@@ -110,6 +110,8 @@ class ModelGeometry(ContractModel):
     """Some layers use MiniCPM's sparse attention."""
     minicpm_lightning: bool = False
     """Some layers use MiniCPM's lightning attention."""
+    attention_sinks: bool | None = None
+    """Attention has learned sinks by a field of the config; None where no config was read."""
     hybrid_swa: bool = False
     """The config itself asks for a pool of its own for sliding layers (`is_hybrid_swa`)."""
     prefix_lm: bool = True

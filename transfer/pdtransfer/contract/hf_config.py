@@ -21,6 +21,7 @@ FULL = frozenset({"full_attention", "attention", "global_attention"})
 LINEAR = frozenset({"linear_attention", "mamba", "conv", "recurrent"})
 EVERY_SECOND_SLIDES = frozenset({"gemma2"})
 DEEPSEEK_V4_TYPES = frozenset({"deepseek_v4", "deepseek_v41", "deepseek_v41_text"})
+SINK_FIELDS = ("learnable_sink", "add_swa_attention_sink_bias", "add_full_attention_sink_bias")
 SSM_DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -86,6 +87,9 @@ def _peculiar(text: Mapping[str, Any], layers: int, linear: tuple[int, ...]) -> 
     if linear:
         stated = _string(text, "mamba_ssm_dtype")
         found["ssm_dtype"] = stated if stated in SSM_DTYPES else "float32"
+    sinks = [text.get(name) for name in SINK_FIELDS]
+    # HY-V4 has them unless its config says otherwise.
+    found["attention_sinks"] = any(sinks) or (_string(text, "model_type") == "hy_v4" and sinks[0] is None)
     if text.get("is_hybrid_swa") is True:
         found["hybrid_swa"] = True
     if text.get("prefix_lm") is False:

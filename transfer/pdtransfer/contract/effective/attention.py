@@ -164,9 +164,9 @@ def _common(d: Draft) -> str | None:
         return "fa4" if asymmetric(geometry) else "trtllm_mha"
     if chip is Accelerator.ROCM:
         return "aiter"
-    if geometry.architecture in SINKS_UNTOLD:
+    if geometry.architecture in SINKS_UNTOLD and geometry.attention_sinks is None:
         return None
-    return "triton" if geometry.architecture in SINKS else "flashinfer"
+    return "triton" if geometry.architecture in SINKS or geometry.attention_sinks else "flashinfer"
 
 
 def _plain(d: Draft) -> bool:
@@ -179,7 +179,8 @@ def _plain(d: Draft) -> bool:
         return False
     if geometry.latent:
         return d.accelerator is Accelerator.ROCM
-    return geometry.architecture in SINKS_UNTOLD and d.accelerator not in (Accelerator.SM90, Accelerator.SM100)
+    untold = geometry.architecture in SINKS_UNTOLD and geometry.attention_sinks is None
+    return untold and d.accelerator not in (Accelerator.SM90, Accelerator.SM100)
 
 
 def asymmetric(geometry: ModelGeometry) -> bool:

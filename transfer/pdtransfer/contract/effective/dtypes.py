@@ -15,7 +15,7 @@ from pdtransfer.contract.geometry import is_fp8
 
 _OVERRIDES = "arg_groups/overrides.py"
 _SINKS = frozenset({"HYV4ForCausalLM", "HYV4ForCausalLMNextN"})
-"""May have learnable sinks, which decide both; a geometry does not tell."""
+"""May have learnable sinks, which decide both."""
 _BLACKWELL = 10
 
 
@@ -40,7 +40,7 @@ def kv_dtype(d: Draft) -> None:
     if _sinks_untold(d):
         d.set("B5", "kv_dtype", None, "bfloat16 if the model has attention sinks", source)
         return
-    blackwell = d.accelerator.major >= _BLACKWELL
+    blackwell = d.accelerator.major >= _BLACKWELL and not _sinks(d)
     why = f"DSA on {d.accelerator.value}"
     d.set("B5", "kv_dtype", "fp8_e4m3" if blackwell else "bfloat16", why, source)
 
@@ -74,6 +74,8 @@ def dsa_backend(d: Draft) -> None:
 
 
 def _kernels(d: Draft, fp8: bool) -> str:
+    if _sinks(d):
+        return "flashmla_sparse"
     chip, blackwell = d.accelerator, d.accelerator.major >= _BLACKWELL
     architecture = d.geometry.architecture if d.geometry else None
     if architecture == "GlmMoeDsaForCausalLM" and chip is Accelerator.SM120 and fp8:
@@ -95,5 +97,9 @@ def _dsa_on_gpu(d: Draft) -> bool:
     return is_dsa(d.geometry) and d.accelerator is not Accelerator.CPU
 
 
+def _sinks(d: Draft) -> bool:
+    return d.geometry is not None and bool(d.geometry.attention_sinks)
+
+
 def _sinks_untold(d: Draft) -> bool:
-    return d.geometry is not None and d.geometry.architecture in _SINKS
+    return d.geometry is not None and d.geometry.architecture in _SINKS and d.geometry.attention_sinks is None

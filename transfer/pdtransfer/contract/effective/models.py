@@ -115,4 +115,4 @@ TRITON_TO_BE_DETERMINISTIC = frozenset(
 SINKS = IQUEST | {"GptOssForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"}
 """Their attention has sinks, which FlashInfer does not know."""
 SINKS_UNTOLD = frozenset({"MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM"})
-"""Whether their attention has sinks stands in a field that no geometry carries."""
+"""Whether their attention has sinks only their config tells."""
