@@ -233,6 +233,11 @@ def handled(rank: Rank) -> None:
     assert done.wait(20), "the rank's thread does nothing"
 
 
+def slots(rank: Rank) -> dict[str, int]:
+    """How many slots of a decode rank are free, granted and quarantined."""
+    return rank.endpoint._destination.intake.book.counts()
+
+
 def ask(rank: Rank, room: int, pages: Sequence[int], *, first_page: int = 0, attempt: int = 0) -> ReceiveTransfer:
     """A decode rank asks for a prompt that ends one token before its last page does."""
     tokens = (first_page + len(pages)) * TOKENS - 1

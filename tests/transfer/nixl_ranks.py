@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
-import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
+from asked_process import AskedProcess
 from kv_world import PAGES
 
 from pdtransfer.contract.card import RankCard
@@ -20,8 +18,8 @@ from pdtransfer.contract.pairing import peers_of
 SCRIPT = Path(__file__).with_name("rank_process.py")
 
 
-class RankProcess:
-    """A rank process, asked with JSON lines; every answer has a deadline."""
+class RankProcess(AskedProcess):
+    """A rank process."""
 
     card: RankCard
 
@@ -55,39 +53,8 @@ class RankProcess:
         if ucx_tls:
             env["UCX_TLS"] = ucx_tls
         env.pop("UCX_NET_DEVICES", None)
-        self.process = subprocess.Popen(
-            [*within, sys.executable, str(SCRIPT), role, str(tp), str(size), incarnation, memory, tls, str(pages)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                self._lines.put(line)
-
-    def tell(self, do: str, **values: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **values}) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self, timeout: float = 60) -> dict:
-        return json.loads(self._lines.get(timeout=timeout))
-
-    def ask(self, do: str, **values: object) -> dict:
-        self.tell(do, **values)
-        return self.answer()
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.kill()
-        self.process.wait(10)
+        command = [sys.executable, str(SCRIPT), role, str(tp), str(size), incarnation, memory, tls, str(pages)]
+        super().__init__([*within, *command], env)
 
 
 def stop(pid: int) -> None:

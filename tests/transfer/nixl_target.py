@@ -10,63 +10,32 @@ import ctypes
 import json
 import mmap
 import os
-import queue
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from asked_process import AskedProcess, say
 
 
-class Target:
-    """Starts, asks, stops and kills the process; every answer has a deadline."""
+class Target(AskedProcess):
+    """The process; it can be stopped too."""
 
     def __init__(self, name: str, nbytes: int, ucx_tls: str = "tcp") -> None:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "NIXL_LOG_LEVEL": "FATAL", "UCX_NET_DEVICES": "lo"}
         if ucx_tls:
             env["UCX_TLS"] = ucx_tls
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), name, str(nbytes)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=env,
-        )
-        self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-        hello = self.answer(60)
+        super().__init__([sys.executable, str(Path(__file__)), name, str(nbytes)], env, quiet=True)
+        hello = self.answer()
         self.metadata = base64.b64decode(hello["metadata"])
         self.address = int(hello["address"])
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(line)
-
-    def answer(self, timeout: float = 20) -> dict[str, Any]:
-        return json.loads(self._lines.get(timeout=timeout))
-
-    def ask(self, do: str, **values: object) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **values}) + "\n")
-        self.process.stdin.flush()
-        return self.answer()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def rows(self, at: int, size: int) -> np.ndarray:
         return np.array([[self.address + at, size, 0]], dtype=np.uint64)
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.kill()
-        self.process.wait(10)
 
 
 def main() -> None:
@@ -89,9 +58,6 @@ def main() -> None:
                 notes.extend(text.decode() for _, text in agent.progress())
 
     threading.Thread(target=progress, daemon=True).start()
-
-    def say(**answer: object) -> None:
-        print(json.dumps(answer), flush=True)
 
     say(metadata=base64.b64encode(agent.metadata()).decode(), address=int(memory.ctypes.data))
     for line in sys.stdin:

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 
+from asked_process import say
 from kv_world import BOOTSTRAP, READY, TOKENS, Pool, template
 from places import place_of
 
@@ -49,9 +50,6 @@ def main() -> None:
     if card.bootstrap and "bootstrap" in options:
         card = card.model_copy(update={"bootstrap": options["bootstrap"]})
     endpoint = RankEndpoint(card, pool.regions, config)
-
-    def say(**answer: object) -> None:
-        print(json.dumps(answer), flush=True)
 
     say(card=endpoint.card.model_dump_json())
     transfers: dict[int, object] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kv_world import PAGES, TOKENS, Rank, World, ask, give, until
+from kv_world import PAGES, TOKENS, Rank, World, ask, give, slots, until
 from places import DEVICES, STAND_IN, Place
 
 from pdtransfer.contract.base import MemoryKind, Role
@@ -35,10 +35,6 @@ def shuttle(prefill: list[Rank], decode: list[Rank], room: int, src: list[int], 
         assert rank.pool.holds(room, dst)
 
 
-def free_slots(rank: Rank) -> dict[str, int]:
-    return rank.endpoint._destination.intake.book.counts()
-
-
 @pytest.mark.parametrize(("strategy", "p", "d"), [("merge", 1, 2), ("split", 2, 1)])
 def test_a_strategy_that_the_slices_do_not_allow_is_refused_by_name(world: World, strategy: str, p: int, d: int):
     _, decode = world.pair(p, d, strategy=strategy, **SMALL)
@@ -56,7 +52,7 @@ def test_every_strategy_brings_every_byte_and_touches_nothing_else(
     shuttle(prefill, decode, 8, dst[:5], src[6:11])
     for rank in decode:
         assert rank.pool.untouched([*dst, *src[6:11]])
-        assert until(lambda rank=rank: free_slots(rank)["granted"] == 0), free_slots(rank)
+        assert until(lambda rank=rank: slots(rank)["granted"] == 0), slots(rank)
         scattered = rank.endpoint.counters.get("copied_bytes{operation=scatter}", 0)
         assert (scattered > 0) == (strategy in ("staged", "merge"))
     for rank in prefill:

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from kv_world import PAGES, READY, TOKENS, Rank, ask, first_request, give, until
+from kv_world import PAGES, READY, TOKENS, Rank, ask, first_request, give, slots, until
 
 from pdtransfer.contract.base import MemoryKind, Role
 from pdtransfer.errors import Aborted, LayoutMismatch, TransferError
@@ -18,10 +18,6 @@ from pdtransfer.session.frames import Done, Request, SlotFilled, SlotGrant, Slot
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
 SMALL = {"staging_slot_bytes": 1024, "staging_bytes": 8192}
 SRC, DST = [5, 1, 9, 2, 30, 7, 11, 12], [30, 7, 2, 3, 4, 31, 0, 8]
-
-
-def slots(rank: Rank) -> dict[str, int]:
-    return rank.endpoint._destination.intake.book.counts()
 
 
 def all_free(rank: Rank) -> bool:
