@@ -36,7 +36,9 @@ from sglang_compare_report import condition_lines, fault_table, shape_table
 def arguments() -> argparse.Namespace:
     """Of the command line."""
     parser = argparse.ArgumentParser(prog="tests/bench/sglang_compare.py", description="Real SGLang, two KV backends")
-    parser.add_argument("--only", default="", help="parts whose name holds one of these texts, comma-separated: '2-1'")
+    parser.add_argument(
+        "--only", default="", help="parts whose name holds one of these texts, in this order: '2-1,faults'"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="timed requests of each pair (9)")
     parser.add_argument("--cap", type=float, default=60.0, help="seconds after which a wait is cut off (60)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the parts' results there")
@@ -55,7 +57,8 @@ def main() -> int:
         if environment() is None:
             print("SGLang's environment is missing: run make sglang-env", file=sys.stderr)
             return 2
-        parts = [p for p in PARTS if any(text.strip() in p.name for text in asked.only.split(","))]
+        texts = [text.strip() for text in asked.only.split(",")]
+        parts = list(dict.fromkeys(part for text in texts for part in PARTS if text in part.name))
         if not parts:
             print(f"--only {asked.only}: the parts are {', '.join(p.name for p in PARTS)}", file=sys.stderr)
             return 2
