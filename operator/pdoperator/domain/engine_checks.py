@@ -10,8 +10,9 @@ from pdoperator.domain.finding import Finding, fail, warn
 from pdoperator.domain.revision import role_spec
 from pdtransfer.contract.base import Backend, EngineType, Role
 from pdtransfer.contract.facts import HostKVMode
-from pdtransfer.contract.sglang_cli import BY_DEST, READ_FROM, has_variable, read_flags
+from pdtransfer.contract.sglang_cli import BY_DEST, READ_FROM, Flags, has_reference, hidden_fact, is_read, read_flags
 
+_NOT_HTTP = ("grpc_mode", "smg_grpc_mode", "ssl_certfile", "ssl_keyfile")
 HOST_RESERVE = 10 << 30
 """Bytes of host memory that SGLang leaves free beside its host pools."""
 
@@ -42,12 +43,19 @@ def _flags(spec: PDClusterSpec, role: Role) -> list[Finding]:
     that a field has set already, where the later one would win without a word."""
     side = role_spec(spec, role)
     where = f"spec.{role.value}.extraArgs"
-    ours, theirs = read_flags(own_args(spec, role, side)), read_flags(side.extra_args)
+    only_in_the_pod = [a for a in side.extra_args if has_reference(a)]
+    ours, theirs = read_flags(own_args(spec, role, side)), read_flags(side.extra_args, only_in_the_pod)
     found = [_value_refused(problem) for problem in ours.problems]
+    found += [*_not_served(theirs, where), *_not_seen(theirs, role, where)]
     for problem in theirs.problems:
         name = problem.partition(":")[0]
-        if has_variable(problem) or owned_flag(name) is not None:
-            continue  # Only the pod knows the value, or it is refused anyway.
+        if owned_flag(name) is not None:
+            continue  # It is refused anyway.
+        stray = next((a for a in only_in_the_pod if repr(a) in problem), None)
+        if stray is not None:
+            message = f"{where}: only the pod knows what {stray} is: a flag in it is not checked"
+            found.append(warn("PodVariable", message, "Write flags and values as they are."))
+            continue
         if name in theirs.unknown and engine_version(spec) != READ_FROM:
             action = f"Correct the flag, or leave it if the engine in {spec.engine.image} has it."
             found.append(warn("EngineFlag", f"{where}: {problem}; another version may have it", action))
@@ -59,6 +67,33 @@ def _flags(spec: PDClusterSpec, role: Role) -> list[Finding]:
             message = f"{where} sets {name} to {value!r}, and a field of the spec sets it to {ours.values[dest]!r}"
             found.append(fail("SetTwice", message, "Set it in one place."))
     return found
+
+
+def _not_served(theirs: Flags, where: str) -> list[Finding]:
+    """Flags with which a pod never gets ready."""
+    found = []
+    if theirs.given("help"):
+        found.append(fail("EngineFlag", f"{where}: with --help SGLang prints its help and ends", "Remove it."))
+    for dest in _NOT_HTTP:
+        if theirs.given(dest) and theirs.values.get(dest) is not False:
+            message = (
+                f"{where}: with {BY_DEST[dest].name} the engine does not serve plain HTTP, which probes, operator "
+            )
+            found.append(fail("EngineFlag", message + "and router speak", "Remove it."))
+    return found
+
+
+def _not_seen(theirs: Flags, role: Role, where: str) -> list[Finding]:
+    """Settings that a rule decides on, with a value that Kubernetes fills in."""
+    return [
+        warn(
+            "PodVariable",
+            f"{where}: only the pod knows the value of {BY_DEST[dest].name}: it is checked as if it were not given",
+            "Write the value as it is.",
+        )
+        for dest in theirs.hidden
+        if is_read(dest) and not hidden_fact(role, dest)
+    ]
 
 
 def _value_refused(problem: str) -> Finding:

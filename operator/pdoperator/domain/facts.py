@@ -23,7 +23,7 @@ from pdtransfer.contract.sglang_cli import (
     Flags,
     command_facts,
     given_facts,
-    has_variable,
+    has_reference,
     hidden_fact,
     read_flags,
 )
@@ -91,11 +91,11 @@ def role_facts(spec: PDClusterSpec, role: Role, geometry: ModelGeometry | None =
         return _of_reference(spec, role, shape)
     side = role_spec(spec, role)
     _, args = engine_command(spec, role, side)
-    flags, variables = read_flags(args), environment(spec, side)
+    flags, variables = read_flags(args, [a for a in args if has_reference(a)]), environment(spec, side)
     hidden = _only_in_the_pod(role, flags, variables)
     read = command_facts(
         role,
-        Flags({k: v for k, v in flags.values.items() if k not in hidden}),
+        flags,
         {k: v for k, v in variables.items() if k not in hidden},
         unknown=hidden,
         geometry=shape,
@@ -124,8 +124,7 @@ def _nixl(spec: PDClusterSpec, facts: RoleFacts) -> dict[str, Any]:
 
 def _only_in_the_pod(role: Role, flags: Flags, variables: Mapping[str, str]) -> list[str]:
     """Settings and variables with a value that Kubernetes fills in, which some rule would read."""
-    names = [dest for dest, value in flags.values.items() if isinstance(value, str) and has_variable(value)]
-    names += [name for name, value in variables.items() if has_variable(value)]
+    names = [*flags.hidden, *(name for name, value in variables.items() if has_reference(value))]
     return [name for name in names if hidden_fact(role, name)]
 
 

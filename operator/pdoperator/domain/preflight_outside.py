@@ -84,6 +84,9 @@ def flag_findings(role: Role, flags: Flags, engine_version: str | None) -> tuple
     """What SGLang refuses of a command line. A flag that its version 0.5.23 does not have may be one of another
     version: without a version that is not known."""
     found: list[Finding] = []
+    if flags.given("help"):
+        message = f"{role.value}: with --help SGLang prints its help and ends."
+        found.append(Finding("EngineFlag", "Fail", message, "Leave --help out."))
     for problem in flags.problems:
         name = problem.partition(":")[0]
         if name in flags.unknown and engine_version != READ_FROM:

@@ -19,6 +19,7 @@ from pdtransfer.contract.sglang_cli.shell import ShellUnreadable
 
 _ASSIGNMENT = re.compile(r"(?:--env=)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{[^}]*\}|\(|\w+|[@*#])|`")
+_REFERENCE = re.compile(r"\$\([\w.-]+\)")
 _MODULE_FLAG = re.compile(r"-[A-Za-z]*m")
 _SETTING = re.compile(r"SGLANG_|NIXL_|UCX_|MC_|HOST_IP$")
 _SCRIPT_WORD = re.compile(r"\s")
@@ -31,6 +32,11 @@ MAX_NESTED = 4
 def has_variable(text: str) -> bool:
     """Whether a shell would put something else in its place: `$X`, `${X}`, `$(date)`, or Kubernetes' `$(X)`."""
     return _VARIABLE.search(text) is not None
+
+
+def has_reference(text: str) -> bool:
+    """Whether Kubernetes may put something else in a part of it: `$(X)`, in a container's words and variables."""
+    return _REFERENCE.search(text) is not None
 
 
 class CommandUnreadable(ValueError):
