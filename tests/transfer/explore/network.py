@@ -134,9 +134,6 @@ class End:
         self.see_end()
         self.other.see_end()
 
-    async def wait_closed(self) -> None:
-        return None
-
 
 @dataclass(eq=False)
 class Gate:

@@ -150,10 +150,6 @@ class Endpoint(Protocol):
     def on_change(self, callback: Callable[[], None]) -> None:
         """Called (from any thread) when verdicts or counters changed."""
 
-    def peers_for(self, bootstrap: str) -> tuple[RankCard, ...]:
-        """Rostered prefill ranks behind `bootstrap` (host:port) that this decode rank reads from;
-        raises PeerNotRostered at once when there is none."""
-
     def receive(
         self,
         *,

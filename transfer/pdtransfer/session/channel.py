@@ -146,10 +146,6 @@ class Channel(asyncio.Protocol):
         self.closed_here = True
         self._transport.close()
 
-    async def wait_closed(self) -> None:
-        """Wait for the end, whatever it was."""
-        await self._lost.wait()
-
 
 def cut(came: bytearray, limit: int) -> bytes | None:
     """Take the first frame's body off `came`; None while it is not whole. Raises FrameError over `limit` bytes."""

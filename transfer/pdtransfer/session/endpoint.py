@@ -176,10 +176,6 @@ class RankEndpoint:
         """Called from the endpoint's thread when something changed."""
         self._core.listen(callback)
 
-    def peers_for(self, bootstrap: str) -> tuple[RankCard, ...]:
-        """Rostered prefill ranks behind `bootstrap` that this rank reads from."""
-        return self._routes.behind(bootstrap)
-
     def receive(
         self,
         *,
