@@ -13,7 +13,6 @@ PDCLUSTER = "pdcluster"
 PLUGINS = {
     PDCLUSTER: "pdtransfer.engines.sglang.plugin:register",
     "pdcluster-test-nixl-dram": "kit_nixl_dram:register",
-    "pdcluster-test-cpu-host-pool": "kit_cpu_host_pool:register",
 }
 """Entry point name -> value. Which of them a server loads is `SGLANG_PLUGINS`."""
 

@@ -47,8 +47,6 @@ class Setting:
     """KV pool."""
     page: int = PAGE
     chunk: int = CHUNK
-    hooks: tuple[str, ...] = ()
-    """Names of further test plugins."""
 
     def command(self, python: Path, port: int, bootstrap_port: int) -> list[str]:
         """Of the launcher."""
@@ -67,8 +65,7 @@ class Setting:
 
     def plugins(self) -> str:
         """Value of SGLANG_PLUGINS; a name nobody has where no plugin is wanted."""
-        backend = {PDCLUSTER: PDCLUSTER, NIXL_DRAM: "pdcluster-test-nixl-dram"}.get(self.backend, "none")
-        return ",".join((backend, *self.hooks))
+        return {PDCLUSTER: PDCLUSTER, NIXL_DRAM: "pdcluster-test-nixl-dram"}.get(self.backend, "none")
 
 
 @dataclass

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pdtransfer.contract.base import Role
 from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.link import Failed, Hello, Peers, rank_messages
 from pdtransfer.contract.pairing import peers_of
@@ -48,10 +49,12 @@ class Sidecar:
                 elif isinstance(message, Failed):
                     self.failed[message.rank] = message
 
-    def roster(self, cards: Sequence[RankCard]) -> None:
-        """Everyone's peers among these."""
+    def roster(self, cards: Sequence[RankCard], to: Role | None = None) -> None:
+        """Everyone's peers among these, or those of one side."""
         self._counter += 1
         for place, card in list(self.cards.items()):
+            if card.role is not (to or card.role):
+                continue
             message = Peers(term=1, counter=self._counter, roster_hash="h", peers=peers_of(card, cards))
             self._lines[place].sendall(message.model_dump_json().encode() + b"\n")
 

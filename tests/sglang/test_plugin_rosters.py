@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 from sglang.srt.disaggregation.base.conn import KVPoll
 
 from free_ports import free_port
+from pdtransfer.contract.base import Role
 from pdtransfer.engines.sglang.messages import Introduce, encode
 from pdtransfer.engines.sglang.receiver import PdclusterKVReceiver
 from tests.sglang.plugin_request import Request
@@ -51,6 +53,20 @@ def test_a_refusal_ends_with_the_roster_that_names_the_peer(site: tuple[World, S
     second = Request(7, prefill, decode, prompt=2)
     second.run()
     assert second.wrong() == []
+
+
+def test_a_prefill_whose_roster_does_not_name_decode_is_quoted(site: tuple[World, Sidecar]) -> None:
+    """Rosters reach the two sides one after the other; a request that came between them says why it failed."""
+    here, sidecar = site
+    prefill, decode = here.engine(), here.engine(role="decode", port=1)
+    sidecar.roster(shown(sidecar, 2), to=Role.DECODE)
+    core = decode.managers[0].rank.endpoint._core
+    core.timeouts = replace(core.timeouts, connect=1.0)
+    wait_for(lambda: decode.managers[0].rank.peers, "decode's roster")
+    request = Request(8, prefill, decode, prompt=2).begin()
+    request.ask()
+    wait_for(lambda: request.receivers[0].poll() == KVPoll.Failed, "the refusal")
+    assert "PeerNotRostered: the peer's roster does not name this rank" in request.reason(request.receivers[0])
 
 
 def test_an_unrostered_address_is_not_even_connected_to(site: tuple[World, Sidecar]) -> None:

@@ -194,6 +194,13 @@ class Peer:
         """Names of its agents that are loaded here, or are to be."""
         return tuple(c.agent_name for c in (*self.older, self.card))
 
+    @property
+    def gone(self) -> str:
+        """For messages about a request that lost it, with what it answered when it was dialled again."""
+        verdict = self.verdict
+        answered = verdict.reason not in ("", PeerUnreachable.reason)
+        return "the control connection is gone" + (f" ({verdict.reason}: {verdict.message})" if answered else "")
+
     def generation(self, number: int) -> RankCard | None:
         """Its card with that agent, while that is loaded."""
         return next((c for c in (self.card, *self.older) if c.generation == number), None)

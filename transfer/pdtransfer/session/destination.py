@@ -272,7 +272,8 @@ class DestinationSide(Custody):
                 receive.connect_by = now + self._core.timeouts.connect
             elif (late := now > receive.connect_by) or any(leg.peer and leg.peer.refused_since for leg in lost):
                 self._core.count("deadlines_total", late, state="connect")
-                self._fail(receive, PeerUnreachable("the control connection is gone", peer=_late(receive)))
+                told = max((leg.peer.gone for leg in lost if leg.peer), key=len)
+                self._fail(receive, PeerUnreachable(told, peer=_late(receive)))
 
 
 def _late(receive: Receive) -> str:

@@ -296,4 +296,4 @@ class Wiring:
                 peer.since = now
                 if self.card.role is Role.PREFILL:
                     self.judge(peer, VerdictState.UNREACHABLE, PeerUnreachable.reason, "decode does not connect")
-                self.hooks.on_peer_gone(peer, PeerUnreachable("the control connection is gone", peer=peer.label))
+                self.hooks.on_peer_gone(peer, PeerUnreachable(peer.gone, peer=peer.label))
