@@ -12,6 +12,8 @@ _WORDS: dict[str, str] = {
     f"set transfer.backend once, and no {_BACKEND_FLAG} in extraArgs": f"set the same {_BACKEND_FLAG} on both roles",
     f"set transfer.plugin.name, and no {_PLUGIN} in env": f"set {_PLUGIN} alike on both roles",
     f"set spec.transfer.plugin.parameters, and no {_PARAMETERS} in env": f"correct {_PARAMETERS}",
+    "correct spec.transfer.plugin, or ": "correct ",
+    " and _PARAMS in env": f" and {_PARAMETERS}",
     "set spec.transfer.fabric.devices to": "set --disaggregation-ib-device to",
     ", and no --disaggregation-ib-device": "",
     "replicas (for copies)": "more servers (for copies)",
