@@ -207,6 +207,8 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("H12", "gqa8", {"max_top_logprobs": None}, "UUU"),
     ("H13", "gqa8", {"mooncake_tcp": True, "ib_device": "mlx5_0"}, "WWW"),
     ("H13", "gqa8", {"mooncake_tcp": True}, "PPP"),
+    ("H13", "gqa8", prefill(mooncake_tcp=True), "PPW"),
+    ("H13", "gqa8", decode(mooncake_tcp=True), "PPW"),
     ("H14", "gqa8", {"nixl_params": "{num_threads: 4}"}, "FFP"),
     ("H14", "gqa8", {"nixl_params": '{"num_threads": 4}'}, "FFP"),
     ("H14", "gqa8", {"nixl_params": '["a"]'}, "FFP"),

@@ -141,8 +141,16 @@ def h13(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     ours, theirs = known(p.mooncake_tcp, p, "mooncake_tcp"), known(d.mooncake_tcp, d, "mooncake_tcp")
     if not ours and not theirs:
         return None
-    over = "both sides" if ours and theirs else "prefill" if ours else "decode"
-    return Hit(f"{over}: mooncake_tcp is Mooncake with MC_FORCE_TCP=1, without RDMA", outcome=Outcome.FINE)
+    if ours and theirs:
+        return Hit("both sides: mooncake_tcp is Mooncake with MC_FORCE_TCP=1, without RDMA", outcome=Outcome.FINE)
+    over = "prefill" if ours else "decode"
+    # From Mooncake's MultiTransport::selectTransport; not run. The other side's environment may say TCP, too.
+    return Hit(
+        f"{over} alone runs mooncake_tcp: Mooncake takes the transport that the receiver has, and a sender without it "
+        "refuses",
+        change="use mooncake_tcp on both roles or on neither",
+        outcome=Outcome.WARN,
+    )
 
 
 @H.rule(
