@@ -4,7 +4,7 @@ requests, the same faults. Nothing is asserted.
     python tests/bench/sglang_compare.py [--only TEXT,...] [--rounds N] [--cap S] [--json FILE] [--show]
 
 Parts run one after another, each with one prefill and one decode server on the CPU: "nixl 1-1" (prefill TP - decode
-TP), "pdcluster faults", "nixl fabric" and so on. With --json a part's result goes into the file beside those of the
+TP), "pdcluster faults", "nixl no-rdma" and so on. With --json a part's result goes into the file beside those of the
 parts that ran before, and the tables show all of them; --show runs nothing.
 
 On a CPU the KV pool is host memory, which SGLang 0.5.23 registers as device memory; a test plugin tells its stock

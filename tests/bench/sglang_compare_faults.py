@@ -20,7 +20,12 @@ UNEQUAL = "settings do not fit: TP {} -> {}, KV in host memory"
 PAGE_SIZE = "settings do not fit: a decode with pages twice as large asks this prefill"
 DTYPE = "settings do not fit: this decode (float32) asks a prefill with --dtype bfloat16"
 FABRIC = "the fabric is not what was asked: UCX_NET_DEVICES names an RDMA adapter that is not there"
-NO_ADAPTER = (("UCX_NET_DEVICES", "mlx5_0:1"),)
+NO_RDMA = "the fabric is not what was hoped for: no adapter is named, and this machine has none"
+FABRICS = {
+    "adapter": (FABRIC, (("UCX_NET_DEVICES", "mlx5_0:1"),)),
+    "no-rdma": (NO_RDMA, (("UCX_NET_DEVICES", "all"),)),
+}
+"""Name of the part to the fault and what both servers are started with."""
 PREFILL_DIES = "a peer restarts: prefill's scheduler is killed under a request"
 DECODE_DIES = "a peer restarts: decode's scheduler is killed under a request"
 
@@ -142,10 +147,10 @@ FAULTS: dict[str, Callable[[Pair, Work, list[int]], Outcome]] = {
 }
 
 
-def other_fabric(work: Work, both: Pair, backend: str) -> Fault:
-    """A pair that was started with `NO_ADAPTER`: does it serve, and does anything it prints say what moves its KV."""
+def other_fabric(work: Work, both: Pair, backend: str, name: str) -> Fault:
+    """A pair that was started with another fabric: does it serve, and does anything it prints say what moves its KV."""
     prompt, expected = work.checked[2]
     began = time.monotonic()
     answer = heard(both.begin(prompt, NEW, timeout=work.cap)[1].result, began)
     said = f"its output says: {spoken([both.prefill, both.decode])}"
-    return Fault(backend, FABRIC, known(answer), told(answer, expected), said)
+    return Fault(backend, name, known(answer), told(answer, expected), said)

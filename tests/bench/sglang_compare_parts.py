@@ -14,18 +14,18 @@ from typing import Any
 
 from kit_machine import TREE, environment
 from kit_pair import NIXL_DRAM, PDCLUSTER, pair
-from sglang_compare_faults import FABRIC as FABRIC_FAULT
-from sglang_compare_faults import NO_ADAPTER, Fault, faults_on, other_fabric
+from sglang_compare_faults import FABRICS, Fault, faults_on, other_fabric
 from sglang_compare_pairs import Measured, Work, measure
+from sglang_compare_words import exceptions
 
 SHAPES = ((1, 1), (2, 2), (2, 1), (1, 2))
 BACKENDS = {"nixl": NIXL_DRAM, "pdcluster": PDCLUSTER}
-FAULTS, FABRIC = "faults", "fabric"
+FAULTS = "faults"
 
 
 @dataclass(frozen=True)
 class Part:
-    """`kind` is a shape ("2-1"), the faults of a running pair, or the fabric."""
+    """`kind` is a shape ("2-1"), the faults of a running pair, or one of FABRICS."""
 
     short: str
     """Of the backend."""
@@ -40,7 +40,7 @@ class Part:
     def shape(self) -> tuple[int, int]:
         """TP of prefill and decode."""
         prefill, _, decode = self.kind.partition("-")
-        return (int(prefill), int(decode)) if decode else (1, 1)
+        return (int(prefill), int(decode)) if decode.isdigit() else (1, 1)
 
     def run(self, work: Work, scratch: Path, log: Callable[[str], None]) -> Result:
         """Start its pair, do what is to be done. The time to wait for the machine and to start is not counted."""
@@ -49,28 +49,30 @@ class Part:
         folder.mkdir()
         result = Result(self.name)
         began, load = time.monotonic(), os.getloadavg()[0]
-        variables = NO_ADAPTER if self.kind == FABRIC else ()
+        fault, variables = FABRICS.get(self.kind, ("", ()))
         try:
             with pair(work.setting(backend), folder, *self.shape, variables, variables) as both:
                 began, load = time.monotonic(), os.getloadavg()[0]
                 if self.kind == FAULTS:
                     result.faults.extend(faults_on(work, both, backend, log))
-                elif self.kind == FABRIC:
-                    result.faults.append(other_fabric(work, both, backend))
+                elif fault:
+                    result.faults.append(other_fabric(work, both, backend, fault))
                 else:
                     result.pairs.append(measure(work, both, backend))
         except AssertionError as error:
             why = str(error).splitlines()
             log(f"  not to its end: {why[:1]} {why[-1:]}")
-            if self.kind == FABRIC:
-                result.faults.append(Fault(backend, FABRIC_FAULT, None, "it does not start", why[-1][-200:]))
+            if fault:
+                told = (exceptions(why) or why)[-1]
+                took = time.monotonic() - began
+                result.faults.append(Fault(backend, fault, took, "it does not start", told))
             elif self.kind != FAULTS:
                 result.pairs.append(Measured(backend, *self.shape, failed=why[0]))
         result.conditions.update(conditions(work, time.monotonic() - began, load))
         return result
 
 
-PARTS = tuple(Part(short, kind) for kind in (*(f"{p}-{d}" for p, d in SHAPES), FAULTS, FABRIC) for short in BACKENDS)
+PARTS = tuple(Part(short, kind) for kind in (*(f"{p}-{d}" for p, d in SHAPES), FAULTS, *FABRICS) for short in BACKENDS)
 """Both backends at each kind in turn."""
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sglang_compare_faults import DECODE_DIES, DTYPE, FABRIC, PAGE_SIZE, PREFILL_DIES, UNEQUAL, Fault
+from sglang_compare_faults import DECODE_DIES, DTYPE, FABRIC, NO_RDMA, PAGE_SIZE, PREFILL_DIES, UNEQUAL, Fault
 from sglang_compare_pairs import Measured, median
 from sglang_compare_parts import SHAPES, Result
 from sglang_compare_words import RIGHT
 
 ORDER = (
     *(UNEQUAL.format(*shape) for shape in SHAPES if shape[0] != shape[1]),
-    *(PAGE_SIZE, DTYPE, FABRIC, PREFILL_DIES, DECODE_DIES),
+    *(PAGE_SIZE, DTYPE, FABRIC, NO_RDMA, PREFILL_DIES, DECODE_DIES),
 )
 
 

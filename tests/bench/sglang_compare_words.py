@@ -46,9 +46,14 @@ def output(server: Server, since: int = 0) -> str:
 
 def raised(server: Server, since: int = 0) -> list[str]:
     """The last exception that its output shows; empty: none after the first `since` bytes."""
-    found = [STAMP.sub("", line) for line in output(server, since).splitlines()]
-    errors = [match[0] for line in found if (match := RAISED.match(line))]
-    return [f"{server.setting.role} raised {' '.join(errors[-1].split())[:LINE]}"] if errors else []
+    errors = exceptions(output(server, since).splitlines())
+    return [f"{server.setting.role} raised {errors[-1]}"] if errors else []
+
+
+def exceptions(lines: list[str]) -> list[str]:
+    """Those among these lines of output, shortened."""
+    found = (RAISED.match(STAMP.sub("", line)) for line in lines)
+    return [" ".join(match[0].split())[:LINE] for match in found if match]
 
 
 def lives(server: Server) -> str:
