@@ -10,7 +10,7 @@ from kit_server import Server
 RIGHT = "the right tokens"
 LINE = 220
 """Characters of a message that are shown."""
-RAISED = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception): .+")
+RAISED = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception|Failure): .+")
 STAMP = re.compile(r"^\[[^]]*\]\s*")
 SPOKEN = re.compile(r"mlx5|transport|\btcp\b|\bcma\b|\bsysv\b", re.IGNORECASE)
 

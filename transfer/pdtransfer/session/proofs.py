@@ -77,6 +77,7 @@ class Proofs:
     def _wired(self, peer: Peer, result: ProbeResult) -> None:
         changed = result.samples - result.stable_samples
         emulated = "; VRAM emulated on host memory" if peer.verdict.emulated_vram else ""
+        self._tell(peer, result)
         self._owner.judge(
             peer,
             VerdictState.WIRED,
@@ -90,3 +91,16 @@ class Proofs:
             evidence=f"checksummed READ and WRITE; {result.lane.evidence}{emulated}",
         )
         self._core.count("probes_total", outcome="succeeded")
+
+    def _tell(self, peer: Peer, result: ProbeResult) -> None:
+        """For who runs without an operator: what moves the KV stands in the log, once a peer. Nobody who pays for
+        RDMA learns from a slow answer that it is TCP."""
+        lane = result.lane
+        if lane.transport == peer.verdict.transport:
+            return
+        meant = lane.transport == "RDMA" or self._core.config.net_devices is not None
+        level = logging.INFO if meant else logging.WARNING
+        told = f"{result.rate / 1e6:.0f} MB/s in the probe; {lane.evidence}"
+        logger.log(
+            level, "%s: KV between here and %s goes over %s: %s", self._core.name, peer.label, lane.transport, told
+        )
