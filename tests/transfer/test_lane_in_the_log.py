@@ -17,9 +17,9 @@ def test_each_side_says_once_what_moves_the_kv(
     """A warning, unless the devices were named: whoever names lo does not wait for RDMA."""
     caplog.set_level(logging.INFO, logger.name)
     (prefill,), (decode,) = world.pair(net_devices=named)
-    proofs = decode.endpoint.counters["probes_total{outcome=succeeded}"]
+    proofs = decode.endpoint.counters["probes{outcome=succeeded}"]
     decode.endpoint.probe()
-    assert until(lambda: decode.endpoint.counters["probes_total{outcome=succeeded}"] > proofs)
+    assert until(lambda: decode.endpoint.counters["probes{outcome=succeeded}"] > proofs)
     for rank, peer in ((prefill, decode), (decode, prefill)):
         name = rank.endpoint.card.agent_name
         told = [r for r in caplog.records if r.getMessage().startswith(f"{name}: KV between here and ")]
