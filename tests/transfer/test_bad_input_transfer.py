@@ -129,6 +129,8 @@ CONFIGS = {
     "control_port": (-1, 65536, "80", None, 1.5),
     "server_name": ("", None),
     "net_devices": ("", 5),
+    "nixl_plugin": ("", None, 5),
+    "nixl_params": (None, "engine_config=TLS=tcp", [("a", "b")], {1: "x"}, {"num_workers": 2}, {"": "x"}),
     "window_bytes": (0, -1, 1.5, None),
     "window_ops": (0, -1, True),
     "quarantine_cap": (-1, "8", 0.5),

@@ -205,7 +205,7 @@ def cut(rank) -> None:
     """End one control connection as a network would."""
     for peer in rank.endpoint._wiring._peers.values():
         if peer.channel is not None:
-            peer.channel._writer.transport.abort()
+            peer.channel._transport.abort()
             return
 
 
