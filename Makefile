@@ -38,7 +38,7 @@ fmt: setup ## Format the code
 crds: setup ## Generate crds/ and the chart's CRD from the pydantic models
 	$(PY) -m pdoperator.api.crd
 
-sglang-env: ## SGLang 0.5.23 for a CPU, in the cache (7 GB): the benchmark's rival; nothing else needs it
+sglang-env: ## SGLang 0.5.23 for a CPU, in the cache (7 GB): for the two suites with it, and the benchmark's rival
 	@hack/sglang/setup.sh
 
 bench: setup ## KV transfer beside raw NIXL, SGLang's classes (where sglang-env was made) and memcpy (long)

@@ -91,10 +91,10 @@ class Group:
                 process.start()
                 far.close()
                 self._workers.append(Worker(process, near, f"{spec.role} {spec.pod}.{spec.tp}"))
-            cards = [card for cards in self._all("cards") for card in cards]
+            cards = [card for cards in self.everywhere("cards") for card in cards]
             # Each decode rank is a raw target of the first pod only: fairness is about ours.
-            fars = self._all("far")[setup.prefill : setup.prefill + setup.decode]
-            if not all(self._all("wire", cards, fars)):
+            fars = self.everywhere("far")[setup.prefill : setup.prefill + setup.decode]
+            if not all(self.everywhere("wire", cards, fars)):
                 raise RankFailed(f"{setup}: not wired in time")
         except BaseException:
             self.close()
@@ -108,7 +108,8 @@ class Group:
     def decode(self) -> list[Worker]:
         return self._workers[self.setup.prefill :]
 
-    def _all(self, *command: Any) -> list[Any]:
+    def everywhere(self, *command: Any) -> list[Any]:
+        """Every rank's answer to a command, prefill first."""
         for worker in self._workers:
             worker.tell(*command)
         return [worker.answer() for worker in self._workers]

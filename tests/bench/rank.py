@@ -19,6 +19,7 @@ import numpy.typing as npt
 from pool import BOOTSTRAP, Pool
 from raw import Far, Kind, Raw, handles, timer_slack
 from shape import Load, Setup
+from stamps import STEPS, Stamp, stamped
 
 import pdtransfer.session.opening as opening
 from pdtransfer.contract.card import RankCard
@@ -111,6 +112,7 @@ class Rank:
             for name in names
         }
         self._predicted: dict[int, dict[str, float]] = {}
+        self._stamps: list[Stamp] = []
         self.raw = Raw(self.pool, f"raw-{spec.role}-{spec.pod}-{spec.tp}-{os.getpid()}")
 
     def cards(self) -> list[RankCard]:
@@ -203,6 +205,17 @@ class Rank:
 
     def far(self) -> Far:
         return self.raw.far()
+
+    def stamp(self) -> None:
+        """From now on note when requests pass the session's steps (steps.py)."""
+        for owner, name in STEPS:
+            stamped(owner, name, self._stamps)
+
+    def stamps(self) -> list[Stamp]:
+        """What was noted since they were asked for."""
+        found = list(self._stamps)
+        self._stamps.clear()
+        return found
 
     def close(self) -> None:
         for endpoint in self.endpoints.values():

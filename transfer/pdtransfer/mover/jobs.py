@@ -23,8 +23,8 @@ HANDLE_BYTES = 4 << 20
 """At most that many descriptors and bytes a handle."""
 LONE_BYTES, COPIED_BYTES = 32 << 20, 64 << 20
 """Bytes of a handle while nothing else wants to post; the second where posts copy by themselves (over CMA), so that
-nothing is gained by two in flight. What Python does for a handle costs 150 to 250 us, because the copies emptied the
-caches: 4 to 8 % of 256 MiB in 32 ms with handles of 32 MiB. Such a post holds the thread for some 6 to 12 ms, which is
+nothing is gained by two in flight. What Python does for a handle costs 300 to 400 us, because the copies emptied the
+caches (tests/bench/steps.py shows it: "between two posts"). Such a post holds the thread for some 6 to 12 ms, which is
 what somebody new waits at most; elsewhere the window bounds what is in flight."""
 
 

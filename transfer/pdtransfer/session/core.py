@@ -32,7 +32,7 @@ IDLE_TICK = 0.05
 WARM_TICK = 0.002
 """Seconds between looks at handles whose transfer was given up."""
 CHECK_TICK = 0.02
-"""Seconds between looks at deadlines; on caches that a post has emptied a look costs 50 us and more."""
+"""Seconds between looks at deadlines; each look runs on caches that a post has just emptied."""
 TICK_SHARE = 0.1
 """Part of the time that deadline checks may take: thousands of queued requests are looked at less often."""
 BAD_TURNS = 200
