@@ -219,7 +219,11 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("H14", "gqa8", prefill(nixl_params='{"num_workers": "2"}'), "WWP"),
     ("H14", "gqa8", {"nixl_params": '{"num_workers": "2"}'}, "PPP"),
     ("H14", "gqa8", {"nixl_params": '{"workers": "2"}'}, "FWP"),
-    ("H14", "gqa8", {"nixl_backend": "POSIX"}, "FPP"),
+    ("H14", "gqa8", {"nixl_backend": "POSIX"}, "FFP"),
+    ("H14", "gqa8", decode(nixl_backend="OBJ"), "FFP"),
+    ("H14", "gqa8", unknown("nixl_params", **decode(nixl_backend="OBJ")), "UFP"),
+    ("H14", "gqa8", {"nixl_backend": "POSIX", "observed": True}, "PPP"),
+    ("H14", "gqa8", {"nixl_backend": "OF_A_LATER_NIXL"}, "FPP"),
     ("H14", "gqa8", {"nixl_backend": "LIBFABRIC", "nixl_params": '{"num_threads": "2"}'}, "PPP"),
     ("H14", "gqa8", {"nixl_params": '{"of_a_later_nixl": "2"}', "observed": True}, "PWP"),
 ]
@@ -268,6 +272,7 @@ OUTCOMES: list[tuple[str, str, dict[str, Any], Backend, str]] = [
     ("H10", "gqa8", decode(sampling_mask=True), Backend.PDCLUSTER, "REQ"),
     ("H13", "gqa8", {"mooncake_tcp": True, "ib_device": "mlx5_0"}, Backend.MOONCAKE, "NORM"),
     ("H14", "gqa8", {"nixl_params": "[]"}, Backend.NIXL, "START"),
+    ("H14", "gqa8", {"nixl_backend": "POSIX"}, Backend.NIXL, "START"),
 ]
 
 

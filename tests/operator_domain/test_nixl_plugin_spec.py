@@ -106,7 +106,7 @@ def test_sglangs_own_backend_passes_over_what_nothing_reads_and_so_it_is_a_warni
     (odd,) = told(spec_of(**stock, transfer__plugin={"parameters": {"workers": "2", "num_workers": "2"}}))
     assert (odd.rule, odd.status) == ("H14", "Warn") and "no parameter workers" in odd.message
     (storage,) = told(spec_of(**stock, transfer__plugin={"name": "OBJ"}))
-    assert storage.status == "Fail" and "OBJ moves memory to storage" in storage.message
+    assert (storage.rule, storage.status) == ("H14", "Fail") and "OBJ moves memory to storage" in storage.message
     assert told(spec_of(**stock, transfer__plugin={"parameters": {"ucx_error_handling_mode": "none"}})) == []
 
 

@@ -15,9 +15,7 @@ from pdtransfer.contract.nixl_plugins import (
     PARAMETERS,
     PARAMS_VARIABLE,
     PLUGIN_VARIABLE,
-    STORAGE,
     named_devices,
-    plugin_problem,
 )
 from pdtransfer.contract.sglang_cli import has_variable
 
@@ -41,13 +39,9 @@ def nixl_findings(spec: PDClusterSpec) -> list[Finding]:
 
 
 def _of_role(spec: PDClusterSpec, role: Role) -> list[Finding]:
-    """What its plugin reads is the fit check's (rule H14)."""
+    """That its plugin carries KV, and what it reads, is the fit check's (rule H14)."""
     where, name, parameters = _asked(spec, role)
-    if spec.transfer.backend is Backend.NIXL and spec.engine.type is EngineType.SGLANG:
-        if name not in STORAGE:
-            return []
-        return [fail("NixlPlugin", f"{where}: {plugin_problem(name, {})}", "Choose one of these.")]
-    if name not in PARAMETERS:
+    if (spec.transfer.backend is Backend.NIXL and spec.engine.type is EngineType.SGLANG) or name not in PARAMETERS:
         return []
     devices, named = spec.transfer.fabric.devices, named_devices(parameters) if name == DEFAULT else ""
     found = []

@@ -11,7 +11,7 @@ from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.nixl_params import parse_nixl_params
 from pdtransfer.contract.nixl_plugins import PARAMS_VARIABLE as _PARAMS
 from pdtransfer.contract.nixl_plugins import PLUGIN_VARIABLE as _PLUGIN
-from pdtransfer.contract.nixl_plugins import plugin_problem, unread_parameters
+from pdtransfer.contract.nixl_plugins import STORAGE, plugin_problem, unread_parameters
 
 H = Family()
 IN_EVERY_WHEEL = "UCX"
@@ -162,7 +162,11 @@ def h13(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 )
 def h14(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     """SGLang's own backend checks that the parameters are texts, PDCluster's agent also what the plugin reads. A rank
-    that runs has passed that, with whatever its NIXL reads."""
+    that runs has passed that, with whatever its NIXL reads. A plugin of which nothing is known may carry KV under
+    SGLang's own backend; one for storage never does."""
+    for facts in (p, d):
+        if backend is Backend.NIXL and facts.nixl_backend in STORAGE:
+            return Hit(f"{facts.role.value}: {plugin_problem(facts.nixl_backend, {})}")
     found: list[dict[str, str]] = []
     for facts in (p, d):
         parameters, problem = parse_nixl_params(known(facts.nixl_params, facts, "nixl_params"))
