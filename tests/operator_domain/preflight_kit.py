@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from real_answers import answer
@@ -42,6 +43,14 @@ def warned(out: Any) -> set[str]:
 
 def unknown(out: Any) -> set[str]:
     return {f["rule"] for f in out["findings"] if f["status"] == "Unknown"}
+
+
+def refuses_model_config(run: Run, folder: Path, content: str, why: str) -> None:
+    """Of two lines that fit, with this as the model's config.json: exit 2, and words that name the file and say why."""
+    file = folder / "config.json"
+    file.write_text(content)
+    code, said = run("--prefill-args", PREFILL, "--decode-args", DECODE, "--model-config", str(file))
+    assert code == 2 and str(file) in said and why in said, (code, said)
 
 
 # Two running servers

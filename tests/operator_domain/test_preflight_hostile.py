@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from preflight_kit import DECODE, KNOWN, PREFILL, Run, Serve, both, failing, pair, unknown
+from preflight_kit import DECODE, KNOWN, PREFILL, Run, Serve, both, failing, pair, refuses_model_config, unknown
 
 from pdoperator.cli import main
 from pdoperator.cli_http import BadURL, server_url
@@ -33,10 +33,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
     ids=["list", "object", "number", "NaN"],
 )
 def test_a_model_config_of_any_shape_exits_2(run: Run, tmp_path: Path, content: str, why: str) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(content)
-    code, said = run("--prefill-args", PREFILL, "--decode-args", DECODE, "--model-config", str(file))
-    assert code == 2 and str(file) in said and why in said
+    refuses_model_config(run, tmp_path, content, why)
 
 
 @pytest.mark.parametrize(

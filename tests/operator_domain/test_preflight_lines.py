@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from preflight_kit import DECODE, KNOWN, PREFILL, Run, failing, unknown, warned
+from preflight_kit import DECODE, KNOWN, PREFILL, Run, failing, refuses_model_config, unknown, warned
 
 from pdoperator.cli import main
 
@@ -208,10 +208,7 @@ def test_a_line_that_can_not_be_read_exits_2_and_says_which(run: Run, prefill: s
 
 @pytest.mark.parametrize("content, why", [("{", "Expecting"), ("[]", "object"), ("{}", "num_hidden_layers")])
 def test_a_model_config_that_can_not_be_read_exits_2(run: Run, tmp_path: Path, content: str, why: str) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(content)
-    code, said = run("--prefill-args", PREFILL, "--decode-args", DECODE, "--model-config", str(file))
-    assert code == 2 and str(file) in said and why in said
+    refuses_model_config(run, tmp_path, content, why)
 
 
 @pytest.mark.parametrize(
