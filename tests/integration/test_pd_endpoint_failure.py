@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from reference_kit import launch
+from reference_kit import await_end, launch
 
 pytestmark = pytest.mark.nixl
 
@@ -46,7 +46,4 @@ def test_a_failed_endpoint_thread_ends_the_engine_and_every_rank(
     assert engine.process.wait(10) == 1  # every deadline of a drain is longer
     text = engine.log.read_text()
     assert "the transfer endpoint failed" in text and "injected: the agent is broken" in text
-    until = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < until, "a rank is left over"
-        time.sleep(0.05)
+    await_end(pids)

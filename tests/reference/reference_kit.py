@@ -139,3 +139,18 @@ class Truth:
             if margin > MIN_MARGIN:
                 return prompt, tokens
         raise AssertionError(f"no prompt of {length} tokens has a margin over {MIN_MARGIN}")
+
+
+def await_end(pids: list[int], seconds: float = 20) -> None:
+    """Until none of them runs. One that waits to be reaped has ended: an orphan's parent is the machine's init."""
+    until = time.monotonic() + seconds
+    while any(_runs(pid) for pid in pids):
+        assert time.monotonic() < until, "a process is left over"
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

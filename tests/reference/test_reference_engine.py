@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from reference_kit import Running, Truth, launch
+from reference_kit import Running, Truth, await_end, launch
 from tokenizers import Tokenizer
 
 PAGE = 8
@@ -224,8 +224,7 @@ def test_death_of_a_rank_ends_the_whole_group_at_once(tiny: Path, tmp_path: Path
         os.kill(pids[1], signal.SIGKILL)
         assert engine.process.wait(15) == 1  # the step's deadline is longer
         assert answer.result().json()["error"]["type"] == "EngineDied"
-    for pid in pids:
-        assert not Path(f"/proc/{pid}").exists()
+    await_end(pids)
 
 
 def test_a_stuck_rank_and_then_its_death_end_the_group(tiny: Path, tmp_path: Path) -> None:
@@ -241,7 +240,7 @@ def test_a_stuck_rank_and_then_its_death_end_the_group(tiny: Path, tmp_path: Pat
         os.kill(pids[1], signal.SIGKILL)
         assert engine.process.wait(15) == 1
         assert answer.result().json()["error"]["type"] == "EngineDied"
-    _await_end(pids)
+    await_end(pids)
 
 
 def test_a_rank_that_is_stuck_ends_the_engine_at_the_steps_deadline(tiny: Path, tmp_path: Path) -> None:
@@ -254,7 +253,7 @@ def test_a_rank_that_is_stuck_ends_the_engine_at_the_steps_deadline(tiny: Path, 
         found = answer.result().json()["error"]
     assert found["type"] == "EngineDied" and "stuck" in found["message"]
     assert engine.process.wait(20) == 1
-    _await_end([rank["pid"]])
+    await_end([rank["pid"]])
 
 
 def test_death_of_the_leader_ends_the_ranks(tiny: Path, tmp_path: Path) -> None:
@@ -262,21 +261,7 @@ def test_death_of_the_leader_ends_the_ranks(tiny: Path, tmp_path: Path) -> None:
     pids = [r["pid"] for r in engine.info()["ranks"]]
     engine.process.kill()
     engine.process.wait(20)
-    _await_end(pids)
-
-
-def _await_end(pids: list[int]) -> None:
-    until = time.monotonic() + 20
-    while any(_runs(pid) for pid in pids):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    await_end(pids)
 
 
 def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tiny: Path, truth: Truth, tmp_path: Path) -> None:
