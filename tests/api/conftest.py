@@ -16,7 +16,7 @@ import yaml
 
 from free_ports import free_port
 
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 120
 
 
 def built_tool(name: str) -> str | None:
@@ -45,7 +45,7 @@ class ApiServer:
             input=text,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
 
@@ -56,7 +56,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(10)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def _wait_ready(server: ApiServer, processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
@@ -154,6 +154,12 @@ def crd_server(apiserver: ApiServer) -> ApiServer:
     crd = Path(__file__).resolve().parents[2] / "crds" / "pdcluster.io_pdclusters.yaml"
     applied = apiserver.kubectl("apply", "--server-side", "-f", str(crd))
     assert applied.returncode == 0, applied.stderr
-    waited = apiserver.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/pdclusters.pdcluster.io")
+    waited = apiserver.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd/pdclusters.pdcluster.io")
     assert waited.returncode == 0, waited.stderr
+    # It serves the CRD, lists it among the kinds there are, and publishes its schema a moment later each.
+    for command in (["get", "pdc"], ["explain", "pdc.spec"]):
+        deadline = time.monotonic() + 60
+        while (done := apiserver.kubectl(*command)).returncode != 0:
+            assert time.monotonic() < deadline, done.stderr
+            time.sleep(0.2)
     return apiserver

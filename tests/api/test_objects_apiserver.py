@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_status_is_applied_and_shown_in_the_columns(crd_server: Any, quickstart:
     described = crd_server.kubectl("describe", "pdc", quickstart).stdout
     assert "Hicache Mem Layout:" in described and "DSA has pages of 64" in described
     assert stored["metadata"]["generation"] == 1, "a status change must not look like a change of the spec"
-    waited = crd_server.kubectl("wait", "--for=condition=Ready", "--timeout=5s", f"pdc/{quickstart}")
+    waited = crd_server.kubectl("wait", "--for=condition=Ready", "--timeout=60s", f"pdc/{quickstart}")
     assert waited.returncode == 0
 
 
@@ -123,6 +124,12 @@ def chart(crd_server: Any) -> list[dict[str, Any]]:
         "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=yaml.safe_dump_all([namespace, *documents])
     )
     assert applied.returncode == 0, applied.stderr
+    # The authorizer sees new roles and bindings a moment later: one of each kind.
+    for may in (("create", "pods", "-n", "default"), ("update", "leases.coordination.k8s.io", "-n", "pd")):
+        deadline = time.monotonic() + 60
+        while crd_server.kubectl("auth", "can-i", *may, f"--as={OPERATOR}").stdout.strip() != "yes":
+            assert time.monotonic() < deadline, f"{may} is not granted"
+            time.sleep(0.2)
     return documents
 
 

@@ -1,9 +1,10 @@
-"""The whole operator (Lease, credentials, supervisor) over the fake API server: takeover and clean end."""
+"""The whole operator (Lease, credentials, supervisor) over the fake API server: takeover and clean end.
+
+Virtual time."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from pdoperator.runtime.operator import Operator
 from pdoperator.runtime.supervisor import Pace
 from pdoperator.settings import OperatorSettings, parse
 
+pytestmark = pytest.mark.looptime
 TIMES = LeaseTimes(duration=2.0, renew=0.2, retry=0.05, margin=0.4)
 PACE = Pace(resync=0.2, coalesce=0.0, backoff_first=0.05, backoff_max=0.1)
 
@@ -42,13 +44,16 @@ class Link:
 
 def operator(kube: Any, decide: Any = small_decide) -> Operator:
     settings = OperatorSettings(operator_namespace="ops", pod_name="op")
-    return Operator(kube, settings, decide, pace=PACE, times=TIMES)
+    made = Operator(kube, settings, decide, pace=PACE, times=TIMES)
+    made.lease._clock = asyncio.get_running_loop().time
+    return made
 
 
 async def until(what: Callable[[], Any], timeout: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout
+    now = asyncio.get_running_loop().time
+    deadline = now() + timeout
     while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert now() < deadline, "it did not happen in time"
         await asyncio.sleep(0.01)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import time
@@ -26,6 +27,11 @@ from pdoperator.settings import OperatorSettings
 
 pytestmark = pytest.mark.apiserver
 OPS, USER = "rbac-ops", "rbac-user"
+
+
+def refused(text: str) -> bool:
+    """Whether a log tells of a missing right. Not any "403": times, versions and names hold that too."""
+    return re.search(r"(?i)forbidden|\b403 [A-Z]|status.?403", text) is not None
 
 
 def rules(table: tuple[Rule, ...]) -> list[dict[str, Any]]:
@@ -56,7 +62,28 @@ def as_operator(crd_server: Any, tmp_path: Path) -> Path:
     objects = bind("ClusterRole", "op", CLUSTER_RULES, None) + bind("Role", "op", OWN_NAMESPACE_RULES, OPS)
     applied = crd_server.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
     assert applied.returncode == 0, applied.stderr
+    await_rights(crd_server, OPS, *((r, None) for r in CLUSTER_RULES), *((r, OPS) for r in OWN_NAMESPACE_RULES))
     return kubeconfig_of(crd_server, OPS, tmp_path)
+
+
+def await_rights(server: Any, ops: str, *wanted: tuple[Rule, str | None]) -> None:
+    """Until each rule is in force in its namespace: the API server's authorizer sees new bindings a moment later."""
+    reviews = []
+    for rule, namespace in wanted:
+        resource, _, sub = rule.resource.partition("/")
+        asked = {"group": rule.group, "resource": resource, "subresource": sub, "namespace": namespace or ""}
+        attributes = {**asked, "verb": min(rule.verbs)}
+        spec = {"user": f"system:serviceaccount:{ops}:op", "resourceAttributes": attributes}
+        reviews.append({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec})
+    deadline = time.monotonic() + 60
+    while True:
+        done = server.kubectl(
+            "create", "-f", "-", "-o", "jsonpath={.status.allowed} ", stdin=yaml.safe_dump_all(reviews)
+        )
+        if done.stdout.split() == ["true"] * len(reviews):
+            return
+        assert time.monotonic() < deadline, done.stdout + done.stderr
+        time.sleep(0.2)
 
 
 def kubeconfig_of(crd_server: Any, ops: str, folder: Path) -> Path:
@@ -78,10 +105,12 @@ async def test_with_roles_in_two_namespaces_the_process_serves_those_and_asks_fo
     for name in (ops, *mine, "scoped-other"):
         crd_server.kubectl("create", "namespace", name)
     crd_server.kubectl("create", "serviceaccount", "op", "-n", ops)
+    namespaced = tuple(r for r in CLUSTER_RULES if r.resource != "nodes")
     for name in mine:
-        objects += bind("Role", "op", tuple(r for r in CLUSTER_RULES if r.resource != "nodes"), name, ops)
+        objects += bind("Role", "op", namespaced, name, ops)
     applied = crd_server.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
     assert applied.returncode == 0, applied.stderr
+    await_rights(crd_server, ops, *((r, ops) for r in OWN_NAMESPACE_RULES), *((r, n) for n in mine for r in namespaced))
     log = tmp_path / "operator.log"
     env = {
         **os.environ, "OPERATOR_NAMESPACE": ops, "OPERATOR_POD_NAME": "op", "WATCH_NAMESPACES": ",".join(mine),
@@ -105,7 +134,7 @@ async def test_with_roles_in_two_namespaces_the_process_serves_those_and_asks_fo
             await asyncio.sleep(0.2)
         pod = (await admin.list("v1", "Pod", mine[1]))[0]["metadata"]
         await admin.delete("v1", "Pod", mine[1], pod["name"], grace_seconds=0)
-        until = time.monotonic() + 15
+        until = time.monotonic() + 60
         while (
             pod["uid"] in {p["metadata"]["uid"] for p in await admin.list("v1", "Pod", mine[1])}
             or len(await admin.list("v1", "Pod", mine[1])) < 3
@@ -114,10 +143,10 @@ async def test_with_roles_in_two_namespaces_the_process_serves_those_and_asks_fo
             await asyncio.sleep(0.2)
         assert await admin.list("v1", "Pod", "scoped-other") == []
         text = log.read_text()
-        assert "orbidden" not in text and "403" not in text and "Traceback" not in text, text[-3000:]
+        assert not refused(text) and "Traceback" not in text, text[-3000:]
     finally:
         running.terminate()
-        running.wait(20)
+        running.wait(60)
         await admin.close()
 
 
@@ -131,12 +160,12 @@ async def test_the_table_of_verbs_is_enough_and_reads_no_secret_of_users(
         OperatorSettings(operator_namespace=OPS, pod_name="op"),
         decide,
         pace=Pace(resync=1.0),
-        times=LeaseTimes(duration=5.0, renew=0.5, retry=0.2, margin=1.0),
+        times=LeaseTimes(duration=15.0, renew=0.5, retry=0.2, margin=1.0),
     )
     running = asyncio.create_task(operator.run())
     try:
         await admin.create(pdcluster("a", USER))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 90
         while True:
             status = ((await admin.get(PDCLUSTER_API, "PDCluster", USER, "a")) or {}).get("status") or {}
             pods = await admin.list("v1", "Pod", USER)
@@ -144,9 +173,13 @@ async def test_the_table_of_verbs_is_enough_and_reads_no_secret_of_users(
                 break
             assert time.monotonic() < deadline, status
             await asyncio.sleep(0.2)
-        await admin.delete("v1", "Pod", USER, pods[0]["metadata"]["name"], grace_seconds=0)
-        await asyncio.sleep(1.5)
-        assert not [r.getMessage() for r in caplog.records if "403" in r.getMessage() or "orbidden" in r.getMessage()]
+        gone = pods[0]["metadata"]
+        await admin.delete("v1", "Pod", USER, gone["name"], grace_seconds=0)
+        while len(pods) < 3 or gone["uid"] in {p["metadata"]["uid"] for p in pods}:
+            assert time.monotonic() < deadline, "it was not made again"
+            await asyncio.sleep(0.2)
+            pods = await admin.list("v1", "Pod", USER)
+        assert not [r.getMessage() for r in caplog.records if refused(r.getMessage())]
         for name in ("a-pdtransfer-tls", "a-router-key"):
             assert await admin.get("v1", "Secret", USER, name) is not None
             with pytest.raises(KubeError) as error:

@@ -66,14 +66,15 @@ def router() -> Iterator[Router]:
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             break
+        assert time.monotonic() < deadline and process.poll() is None, "smg does not listen"
         time.sleep(0.1)
     urls = [f"http://127.0.0.1:{s.server_address[1]}" for s in servers]
     yield Router(port, *urls)
     process.terminate()
-    process.wait(15)
+    process.wait(60)
     for server in servers:
         server.shutdown()
 
@@ -90,7 +91,7 @@ async def listed(client: RouterClient, wanted: int, seconds: float = 60.0) -> tu
 
 
 async def test_workers_are_added_with_their_island_listed_and_removed(router: Router) -> None:
-    client = RouterClient(port=router.port)
+    client = RouterClient(port=router.port, deadline=30.0)
     add = (
         DesiredWorker(router.prefill, "prefill", 8998, "island-a"),
         DesiredWorker(router.decode, "decode", None, "island-a"),
@@ -118,7 +119,7 @@ async def test_workers_are_added_with_their_island_listed_and_removed(router: Ro
 
 
 async def test_a_wrong_key_a_wrong_id_and_no_router_are_errors_by_name(router: Router) -> None:
-    client = RouterClient(port=router.port)
+    client = RouterClient(port=router.port, deadline=30.0)
     with pytest.raises(RouterError, match="401"):
         await client.workers("127.0.0.1", "not the key")
     with pytest.raises(RouterError, match="DELETE /workers/nonsense answered 400"):

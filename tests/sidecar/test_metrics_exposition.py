@@ -173,7 +173,7 @@ def test_no_report_can_break_the_scrape(report: object) -> None:
 
 
 async def test_over_the_socket_a_malformed_report_keeps_the_rank_and_a_good_one_is_scraped(tmp_path: Path) -> None:
-    async with running(tmp_path) as sidecar, httpx.AsyncClient(trust_env=False) as client:
+    async with running(tmp_path) as sidecar, httpx.AsyncClient(trust_env=False, timeout=20.0) as client:
         health = f"http://127.0.0.1:{sidecar.health.port}"
         ends = [FakeEndpoint(card(i)) for i in range(2)]
         ends[0].metrics = {"frame_errors_total": "nonsense", "x" * 1000: [1]}

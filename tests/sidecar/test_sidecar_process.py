@@ -132,6 +132,7 @@ def test_it_serves_and_ends_cleanly_on_sigterm_within_its_bound(start: Callable[
         rss = int(re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{p.child.pid}/status").read_text())[1])  # type: ignore[index]
         assert rss < 64 << 10, f"{rss} KiB"
         p.child.send_signal(signal.SIGTERM)
+        p.until(lambda: "stopping ranks=1" in p.log.read_text())
         time.sleep(0.5)
         # A rank is still there: it waits for it, and goes on serving probes.
         assert p.child.poll() is None and p.get("/healthz")[0] == 200
@@ -159,7 +160,7 @@ def test_a_taken_port_is_an_error_with_status_1(start: Callable[..., Process]) -
     match = p.until(lambda: re.search(r"control API port=(\d+)", p.log.read_text()))
     argv = [sys.executable, "-m", "pdtransfer.sidecar.main", "--insecure", "--control-port", match[1]]  # type: ignore[index]
     argv += ["--health-port", "0", "--socket", str(p.log.with_name("t.sock"))]
-    out = subprocess.run(argv, capture_output=True, text=True, timeout=30, env=os.environ | ENV, check=False)
+    out = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=os.environ | ENV, check=False)
     assert out.returncode == 1 and "can not start" in out.stderr and "Traceback" not in out.stderr
 
 
