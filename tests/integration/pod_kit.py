@@ -26,7 +26,7 @@ rooms = itertools.count(5000)
 """Bootstrap rooms: a new one for each request."""
 
 
-def until(check: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+def until(check: Callable[[], Any], what: str, seconds: float = 90) -> Any:
     """The first true value of `check()`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -57,17 +57,17 @@ class Pod:
         return f"http://127.0.0.1:{self.control}"
 
     def cards(self) -> PodCards:
-        return PodCards.model_validate_json(httpx.get(f"{self.base}/v1/cards", timeout=5).content)
+        return PodCards.model_validate_json(httpx.get(f"{self.base}/v1/cards", timeout=20).content)
 
     def verdicts(self) -> PodVerdicts:
-        return PodVerdicts.model_validate_json(httpx.get(f"{self.base}/v1/verdicts", timeout=5).content)
+        return PodVerdicts.model_validate_json(httpx.get(f"{self.base}/v1/verdicts", timeout=20).content)
 
     def wired(self) -> bool:
         found = self.verdicts().verdicts
         return bool(found) and all(v.state is VerdictState.WIRED for v in found)
 
     def ready(self) -> bool:
-        return httpx.get(f"http://127.0.0.1:{self.health}/readyz", timeout=5).status_code == 200
+        return httpx.get(f"http://127.0.0.1:{self.health}/readyz", timeout=20).status_code == 200
 
     def restart_sidecar(self) -> None:
         """Started again over what its predecessor left, as the kubelet does."""
@@ -76,7 +76,7 @@ class Pod:
     def stop(self) -> None:
         self.engine.stop()
         self.sidecar.terminate()
-        self.sidecar.wait(10)
+        self.sidecar.wait(60)
 
 
 def start_engine(role: str, tp: int, folder: Path, model: Path) -> Running:
@@ -85,6 +85,7 @@ def start_engine(role: str, tp: int, folder: Path, model: Path) -> Running:
         folder / f"engine-{time.monotonic_ns()}.log",
         *("--disaggregation-mode", role, "--tp-size", str(tp), "--kv-memory-kind", "vram-emulated"),
         *("--sidecar-socket", str(folder / "s.sock"), "--cluster-uid", CLUSTER, "--pod-uid", f"uid-{role}"),
+        *("--drain-timeout", "300"),  # longer than stop() waits
         wait=False,
     )
 
@@ -119,7 +120,7 @@ def wire(prefill: Pod, decode: Pod, counter: int) -> None:
             key=RosterKey(term=1, counter=counter),
             peers={c.rank: peers_of(c, other.cards) for c in own.cards},
         )
-        answer = httpx.put(f"{pod.base}/v1/roster", content=roster.model_dump_json(), timeout=5)
+        answer = httpx.put(f"{pod.base}/v1/roster", content=roster.model_dump_json(), timeout=20)
         assert answer.status_code < 300, answer.text
     incarnations = {c.incarnation for c in cards}
     for pod in (prefill, decode):

@@ -14,13 +14,14 @@ from pair_kit import Pair, idle
 from reference_kit import Running, Truth
 
 pytestmark = pytest.mark.nixl
-WAITING = 4.0
+WAITING = 8.0
+"""Seconds: on a slow machine too a request still waits when the next one has run into the queue's deadline."""
 
 
 @pytest.fixture(scope="module")
 def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Decode has a pool of four pages: one request of four pages takes all of it, always in the same order."""
-    flags = ("--max-total-tokens", "64", "--queue-timeout", "2")
+    flags = ("--max-total-tokens", "64", "--queue-timeout", "1.5")
     made = Pair(model, tmp_path_factory.mktemp("pair"), WAITING, *flags)
     try:
         yield made
@@ -30,7 +31,7 @@ def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair
 
 def busy(engine: Running, **load: int) -> None:
     """Wait until the engine's load is this."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not load.items() <= (found := engine.get("/get_load").json()[0]).items():
         assert time.monotonic() < end, found
         time.sleep(0.02)
@@ -64,7 +65,7 @@ def test_misfits_and_deaths_are_named_in_time_and_a_room_may_come_again(pair: Pa
     prefill, decode = pair.ask(list(range(3, 103)), 4)
     assert (decode.status_code, decode.json()["error"]["type"]) == (400, "PoolTooSmall")
     assert (prefill.status_code, prefill.json()["error"]["type"]) == (500, "DeadlineExceeded")
-    assert time.monotonic() - began < WAITING + 10
+    assert time.monotonic() - began < WAITING + 45
     idle(pair.prefill)
     idle(pair.decode)
 
@@ -79,6 +80,6 @@ def test_misfits_and_deaths_are_named_in_time_and_a_room_may_come_again(pair: Pa
         began = time.monotonic()
         waits = pair.prefill.generate(first, 4, **fields)
     assert waits.status_code in (500, 503) and waits.json()["error"]["type"], waits.text
-    assert time.monotonic() - began < WAITING + 10
-    assert pair.decode.process.wait(20) == 1
+    assert time.monotonic() - began < WAITING + 45
+    assert pair.decode.process.wait(60) == 1
     idle(pair.prefill)

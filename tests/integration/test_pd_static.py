@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pair_kit import idle
 from reference_kit import Running, Truth, await_healthy, free_port, launch
 
 pytestmark = pytest.mark.nixl
@@ -126,8 +128,7 @@ def test_concurrent_requests_keep_their_own_kv(pair: Pair, truth: Truth) -> None
         answers = list(pool.map(lambda case: pair.ask(case[0])[1].json(), cases))
     assert [a["output_ids"] for a in answers] == [tokens for _, tokens in cases]
     for engine in (pair.prefill, pair.decode):
-        load = engine.get("/get_load").json()[0]
-        assert load["num_held_reqs"] == 0 and load["pages_free"] == load["pages_total"]
+        idle(engine)
 
 
 def test_answers_are_equal_through_staging_with_digests(model: Path, truth: Truth, tmp_path: Path) -> None:
@@ -155,10 +156,9 @@ def test_log_probabilities_of_the_first_token_travel_with_the_kv(pair: Pair, tru
 
 
 def test_an_unrostered_prefill_is_refused_at_once_by_name(pair: Pair) -> None:
-    started = time.monotonic()
+    # At a deadline it would have that deadline's name.
     answer = pair.decode.generate([5, 6], 2, bootstrap_host="127.0.0.1", bootstrap_port=1, bootstrap_room=next(_rooms))
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "PeerNotRostered")
-    assert time.monotonic() - started < 10  # every deadline of the engine is longer
 
 
 def test_a_request_without_room_is_refused_as_sglang_does(pair: Pair) -> None:
@@ -183,10 +183,15 @@ def test_different_prompts_in_one_room_are_an_error_and_never_an_answer(pair: Pa
 
 def test_a_client_that_leaves_gives_its_pages_back(pair: Pair) -> None:
     fields = {"bootstrap_host": "127.0.0.1", "bootstrap_port": pair.prefill.bootstrap_port}
-    with pytest.raises(httpx.ReadTimeout):
-        # No prefill request comes for this room: decode waits until its client leaves.
-        pair.decode.post("/generate", {"input_ids": [5, 6, 7], "bootstrap_room": next(_rooms), **fields}, timeout=0.5)
-    until = time.monotonic() + 20  # less than the request would wait for its prefill
+    # No prefill request comes for this room: decode waits until its client leaves.
+    body = json.dumps({"input_ids": [5, 6, 7], "bootstrap_room": next(_rooms), **fields}).encode()
+    head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    until = time.monotonic() + 25  # less than the request would wait for its prefill
+    with socket.create_connection(("127.0.0.1", pair.decode.port), 20) as client:
+        client.sendall(head.encode() + body)
+        while not pair.decode.get("/get_load").json()[0]["num_held_reqs"]:
+            assert time.monotonic() < until, "the request did not come"
+            time.sleep(0.01)
     while pair.decode.get("/get_load").json()[0]["num_held_reqs"]:
         assert time.monotonic() < until, "pages are still held"
         time.sleep(0.1)
@@ -209,7 +214,7 @@ def router(pair: Pair, tmp_path: Path) -> Iterator[str]:
         str(Path(sys.executable).with_name("smg")),
         *("launch", "--pd-disaggregation", "--host", "127.0.0.1", "--port", str(port)),
         *("--prometheus-port", str(metrics), "--control-plane-api-keys", f"id:test:admin:{key}"),
-        *("--health-check-interval-secs", "1", "--health-failure-threshold", "1"),
+        *("--health-check-interval-secs", "1", "--health-failure-threshold", "10"),
         *("--health-success-threshold", "1"),
     ]
     url, headers = f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {key}"}
@@ -217,27 +222,27 @@ def router(pair: Pair, tmp_path: Path) -> Iterator[str]:
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
     try:
-        wait_for(lambda: httpx.get(f"{url}/workers", headers=headers).status_code == 200, log)
+        wait_for(lambda: httpx.get(f"{url}/workers", headers=headers, timeout=20).status_code == 200, log)
         workers = [
             {"url": pair.prefill.url, "worker_type": "prefill", "bootstrap_port": pair.prefill.bootstrap_port},
             {"url": pair.decode.url, "worker_type": "decode"},
         ]
         for worker in workers:
-            added = httpx.post(f"{url}/workers", json={**worker, "pairing_protocol": "a"}, headers=headers)
+            added = httpx.post(f"{url}/workers", json={**worker, "pairing_protocol": "a"}, headers=headers, timeout=30)
             assert added.status_code == 202, added.text
         wait_for(lambda: _healthy_workers(url, headers) == 2, log)
         yield url
     finally:
         process.kill()  # its own way out takes 5 s
-        process.wait(10)
+        process.wait(60)
 
 
 def _healthy_workers(url: str, headers: dict[str, str]) -> int:
-    workers = httpx.get(f"{url}/workers", headers=headers).json()["workers"]
+    workers = httpx.get(f"{url}/workers", headers=headers, timeout=20).json()["workers"]
     return sum(w.get("is_healthy") is True or w.get("status") in ("ready", "healthy") for w in workers)
 
 
-def wait_for(check: Any, log: Path, seconds: float = 60) -> None:
+def wait_for(check: Any, log: Path, seconds: float = 90) -> None:
     """Block until `check()` is true."""
     until = time.monotonic() + seconds
     last: object = None

@@ -56,7 +56,7 @@ class Pair:
 
     def serve(self, prompt: list[int], expected: list[int], room: int | None = None) -> None:
         """Ask until the pair serves; a wrong answer is never retried, an error must have a name."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 90
         while time.monotonic() < end:
             _, answer = self.ask(prompt, len(expected), room)
             if answer.status_code == 200:
@@ -76,7 +76,7 @@ def bootstrap(prefill: Running, room: int | None = None) -> dict[str, Any]:
     }
 
 
-def idle(engine: Running, seconds: float = 30) -> None:
+def idle(engine: Running, seconds: float = 60) -> None:
     """Wait until no request holds a page and all pages are free."""
     end = time.monotonic() + seconds
     while True:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,7 @@ class Running:
 
     def get(self, path: str) -> httpx.Response:
         """GET."""
-        return httpx.get(self.url + path, timeout=10)
+        return httpx.get(self.url + path, timeout=30)
 
     def post(self, path: str, body: dict[str, Any], timeout: float = 60) -> httpx.Response:
         """POST JSON."""
@@ -61,10 +63,10 @@ class Running:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(15)
+            return self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            return self.process.wait(5)
+            return self.process.wait(60)
 
 
 def launch(model: Path, log: Path, *flags: str, wait: bool = True) -> Running:
@@ -141,7 +143,20 @@ class Truth:
         raise AssertionError(f"no prompt of {length} tokens has a margin over {MIN_MARGIN}")
 
 
-def await_end(pids: list[int], seconds: float = 20) -> None:
+@contextlib.contextmanager
+def frozen(engine: Running) -> Iterator[list[int]]:
+    """Its ranks stand still, in the middle of whatever they do: no request ends meanwhile. Gives their pids."""
+    pids = [int(rank["pid"]) for rank in engine.info()["ranks"]]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield pids
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def await_end(pids: list[int], seconds: float = 60) -> None:
     """Until none of them runs. One that waits to be reaped has ended: an orphan's parent is the machine's init."""
     until = time.monotonic() + seconds
     while any(_runs(pid) for pid in pids):

@@ -64,7 +64,7 @@ def run_ranks(folder: Path, size: int, chunks: list[list[Span]]) -> torch.Tensor
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert all(torch.equal(results[0], r) for r in results)
     return results[0]
 
