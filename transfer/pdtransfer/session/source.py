@@ -208,6 +208,7 @@ class SourceSide:
                 self._core.count("deadlines_total", state="settle")
                 self._rooms.draining.add(leg)
         if leg.error is None:
+            self._core.count("deadlines_total", isinstance(job.error, DeadlineExceeded), state="transfer")
             leg.error = job.error.about(room=room.sender.room, peer=leg.peer.label)
             self.askers.failed(leg)
             self._fail_room(room, leg.error)
