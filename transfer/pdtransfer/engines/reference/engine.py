@@ -81,6 +81,9 @@ class Engine:
 
     def submit(self, asked: Asked, sink: Sink) -> None:
         """Queue a request; refusals come through the sink too."""
+        if self.failed:
+            sink(Output(asked.rid, error=RequestError("EngineDied", self.failed, 500)))
+            return
 
         def take() -> None:
             if asked.rid in self._sinks:

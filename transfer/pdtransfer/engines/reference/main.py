@@ -14,7 +14,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.applications import Starlette
@@ -30,7 +31,8 @@ from pdtransfer.engines.reference.ranks import RankGroup
 from pdtransfer.engines.reference.tokenizer import TextCodec
 
 log = logging.getLogger(__name__)
-CRASH_GRACE_S = 0.3
+CRASH_GRACE_S = 2.0
+"""Seconds at most for the HTTP side to write its errors; without open requests the end comes at once."""
 DRAIN_POLL_S = 0.05
 
 
@@ -50,6 +52,8 @@ class _Crash:
         self._once = threading.Lock()
         self.engine: Engine | None = None
         self.ranks: RankGroup | None = None
+        self.answered: Callable[[], bool] = lambda: True
+        """Whether no request is open."""
 
     def __call__(self, text: str) -> None:
         if not self._once.acquire(blocking=False):
@@ -62,7 +66,9 @@ class _Crash:
     def _end(self) -> None:
         # A moment for the HTTP side to write its errors; then out, whatever hangs.
         try:
-            threading.Event().wait(CRASH_GRACE_S if self.engine is not None else 0.0)
+            deadline = time.monotonic() + CRASH_GRACE_S
+            while not self.answered() and time.monotonic() < deadline:
+                time.sleep(0.01)
             if self.ranks is not None:
                 self.ranks.stop()
             logging.shutdown()
@@ -92,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
         crash.engine = engine
         ranks.watch(lambda rank, code: crash(f"rank {rank} died with exit code {code}"))
         engine.start()
-        asyncio.run(_serve(Served(options, config, codec, engine), listening))
+        asyncio.run(_serve(Served(options, config, codec, engine), listening, crash))
         engine.stop()
     except SetupError as error:
         return _refuse(error)
@@ -141,9 +147,10 @@ def bind(host: str, port: int) -> socket.socket:
     return made
 
 
-async def _serve(served: Served, listening: socket.socket) -> None:
+async def _serve(served: Served, listening: socket.socket, crash: _Crash) -> None:
     options = served.options
     server = _server(make_app(served), options.host, options.port)
+    crash.answered = lambda: not server.server_state.tasks
     drains: list[asyncio.Future[None]] = []
 
     def on_term() -> None:
