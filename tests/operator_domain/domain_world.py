@@ -200,6 +200,13 @@ class World:
         """What comes of a real request: here every one is served."""
         return ProbeResult(probe, ProbeOutcome.SERVED, seconds=0.1, at=self.now)
 
+    def set_workers(self, a: SetWorkers) -> None:
+        """What the router makes of it: here all of it at once."""
+        for i in a.remove:
+            del self.workers[i]
+        for w in a.add:
+            self.workers[w.url] = Worker(w.url, w.url, w.worker_type, w.bootstrap_port, w.pairing_protocol, True)
+
     def act(self, decision: Decision) -> None:
         self.probes = []
         for a in decision.actions:
@@ -219,12 +226,7 @@ class World:
                 if why:
                     self.refused.append(why)
             elif isinstance(a, SetWorkers):
-                for i in a.remove:
-                    del self.workers[i]
-                for w in a.add:
-                    self.workers[w.url] = Worker(
-                        w.url, w.url, w.worker_type, w.bootstrap_port, w.pairing_protocol, True
-                    )
+                self.set_workers(a)
             elif isinstance(a, Apply) and a.manifest["kind"] == "ControllerRevision":
                 m = a.manifest
                 self.stored[m["metadata"]["name"]] = StoredSpec(

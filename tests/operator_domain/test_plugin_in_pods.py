@@ -182,5 +182,5 @@ def router_flags(**changes: Any) -> dict[str, str]:
 def test_a_health_answer_that_waits_for_a_prefill_chunk_takes_no_sglang_pod_away() -> None:
     patient, strict = router_flags(engine=SGLANG), router_flags()
     assert (patient["--health-check-timeout-secs"], patient["--health-failure-threshold"]) == ("10", "3")
-    assert (strict["--health-check-timeout-secs"], strict["--health-failure-threshold"]) == ("2", "1")
+    assert (strict["--health-check-timeout-secs"], strict["--health-failure-threshold"]) == ("2", "2")
     assert engine()["readinessProbe"]["timeoutSeconds"] == 10

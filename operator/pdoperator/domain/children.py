@@ -86,11 +86,11 @@ def router_service(cluster: ClusterObject) -> Manifest:
 
 
 def _health_checks(spec: PDClusterSpec) -> list[str]:
-    """How the router looks at its workers by itself; the operator takes dead and unwired ones off before. SGLang's
-    /health computes a token: it answers after the prefill chunk that is under way, and one late answer must not take
-    every prefill pod away."""
+    """How the router looks at its workers by itself; the operator takes dead and unwired ones off before. One late
+    answer must not take every prefill pod away: a busy node gives many. SGLang's /health computes a token and answers
+    after the prefill chunk that is under way."""
     sglang = spec.engine.type is EngineType.SGLANG
-    timeout, failures = ("10", "3") if sglang else ("2", "1")
+    timeout, failures = ("10", "3") if sglang else ("2", "2")
     return [
         *("--health-check-interval-secs", "1", "--health-check-timeout-secs", timeout),
         *("--health-failure-threshold", failures, "--health-success-threshold", "1"),

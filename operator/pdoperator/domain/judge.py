@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pdoperator.api import names
 from pdoperator.api.conditions import ConditionStatus, ConditionType, Reason
 from pdoperator.api.quantities import parse_quantity
-from pdoperator.api.spec import RouterType
 from pdoperator.api.status import parse_timestamp, timestamp
 from pdoperator.domain.apirefusal import refusal_reason, refusal_text
 from pdoperator.domain.condition import Aspect, no, old_condition, unknown, yes
@@ -15,6 +13,7 @@ from pdoperator.domain.peerswired import peers_wired
 from pdoperator.domain.picture import Picture
 from pdoperator.domain.poddiagnosis import worst
 from pdoperator.domain.realproof import RealProof, verified_by_requests
+from pdoperator.domain.routerready import router_ready
 from pdoperator.domain.verification import Verification
 from pdoperator.domain.view import FAILED_PHASES
 from pdoperator.domain.words import count, rate
@@ -144,64 +143,6 @@ def verified(pic: Picture, proof: Verification) -> Aspect:
         Reason.VERIFIED,
         f"{count(proof.proven, 'pair')} of pods moved {proof.bytes} bytes with matching checksums, slowest {proof.text}"
         + ("; device memory is emulated on host memory" if proof.emulated else ""),
-    )
-
-
-def router_ready(pic: Picture) -> Aspect:
-    """Does a router list a pair that can serve?"""
-    kind = ConditionType.ROUTER_READY
-    if pic.spec is None:
-        listing = [r for r in pic.observed.routers if r.workers]
-        if listing:
-            return yes(kind, Reason.ROUTER_READY, f"{count(len(listing), 'router pod')} listing workers")
-        return unknown(kind, Reason.NOT_OBSERVED_YET, "the spec can not be read", required=False)
-    if pic.spec.router.type is RouterType.NONE or pic.spec.router.replicas == 0:
-        return yes(kind, Reason.NOT_REQUIRED, "no router is asked for", required=False)
-    if pic.spec.router.type is RouterType.INFERENCE_POOL:
-        return unknown(
-            kind,
-            Reason.NOT_IMPLEMENTED_YET,
-            f"the InferencePool is not made yet; create one that selects {names.LABEL_CLUSTER_UID}="
-            f"{pic.observed.cluster.uid}",
-            required=False,
-        )
-    live = [r for r in pic.observed.routers if not r.pod.deleting]
-    if not live and not pic.may_launch:
-        return no(kind, Reason.NOT_LAUNCHED, "nothing is launched, see Compatible")
-    if not any(r.pod.ready for r in live):
-        found = worst([r.pod for r in live], frozenset(), {}, False, pic.observed.now)
-        if found and found[0] in (
-            Reason.CANNOT_SCHEDULE,
-            Reason.CANNOT_PULL_IMAGE,
-            Reason.CANNOT_START,
-            Reason.CANNOT_MOUNT_VOLUME,
-            Reason.CRASHING,
-        ):
-            return no(kind, found[0], found[1])
-        return no(kind, Reason.ROUTER_STARTING, "no router pod is ready yet")
-    answering = [r for r in live if r.workers is not None]
-    if not answering:
-        silent = next(r for r in live if r.pod.ready)
-        return no(
-            kind,
-            Reason.ROUTER_UNREACHABLE,
-            f"the operator can not set the workers of {silent.pod.name}: {silent.error or 'no answer'}",
-        )
-    wanted = {w.url for w in pic.workers}
-    for r in answering:
-        sides: dict[str, set[str]] = {}
-        for w in r.workers or ():
-            if w.healthy and w.url in wanted:
-                sides.setdefault(w.pairing_protocol, set()).add(w.worker_type)
-        if not any({role.value for role in Role} <= side for side in sides.values()):
-            return no(
-                kind, Reason.ROUTER_HAS_NO_PAIR, f"{r.pod.name} lists no healthy prefill-decode pair of one island"
-            )
-    return yes(
-        kind,
-        Reason.ROUTER_READY,
-        f"{count(len(answering), 'router pod')} listing {count(len(wanted), 'worker')}; send requests to "
-        f"http://{names.router_name(pic.observed.cluster.name)}.{pic.observed.cluster.namespace}:{names.PORT_ROUTER_HTTP}",
     )
 
 

@@ -113,6 +113,13 @@ class Worker:
     bootstrap_port: int | None
     pairing_protocol: str
     healthy: bool
+    draining: bool = False
+    """Its removal is under way: it gets no new request, and its URL can not be added again yet."""
+
+    @property
+    def serves(self) -> bool:
+        """The router sends requests to it."""
+        return self.healthy and not self.draining
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def reconcile_router(router: RouterPodSeen, wanted: list[DesiredWorker]) -> SetW
     """The difference between what a router lists and what it shall list; None where there is none.
 
     A worker that changed is removed first and added at a later look: while the router still
-    removes a URL it refuses to add it."""
+    removes a URL it refuses to add it. What it is removing is not removed again."""
     if router.workers is None or router.pod.deleting:
         return None
     by_url = {w.url: w for w in wanted}
@@ -47,6 +47,10 @@ def reconcile_router(router: RouterPodSeen, wanted: list[DesiredWorker]) -> SetW
     listed: set[str] = set()
     for worker in router.workers:
         listed.add(worker.url)
+        if worker.draining:
+            # Left to the router. It was measured with smg 1.13: a second removal drops it at once, and the first one,
+            # when its 5 s are over, takes away whatever has been added at this URL meanwhile.
+            continue
         want = by_url.get(worker.url)
         same = (
             want is not None
@@ -69,11 +73,11 @@ def route(observed: Observed, wanted: list[DesiredWorker]) -> list[SetWorkers]:
 
 
 def listed_urls(observed: Observed) -> frozenset[str]:
-    """URLs that at least one router lists."""
+    """URLs that at least one router lists, those it is removing included: they may have requests under way."""
     return frozenset(w.url for r in observed.routers if r.workers for w in r.workers)
 
 
 def listed_everywhere(observed: Observed) -> frozenset[str]:
-    """URLs that every answering router lists healthy; empty when none answered."""
-    lists = [frozenset(w.url for w in r.workers if w.healthy) for r in observed.routers if r.workers is not None]
+    """URLs that every answering router sends requests to; empty when none answered."""
+    lists = [frozenset(w.url for w in r.workers if w.serves) for r in observed.routers if r.workers is not None]
     return frozenset.intersection(*lists) if lists else frozenset()

@@ -2,11 +2,16 @@
 
 Adding and removing are accepted (202) and happen in the background; a URL that is still being
 removed answers 409. Both are seen again in the next GET /workers, so nothing here waits for them.
+A removal takes 5 s, in which the worker is `draining` and gets no new request. It must not be asked for
+twice: the second one drops the worker at once, and the first one, when its time is over, whatever was
+added at that URL meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -18,6 +23,8 @@ from pdoperator.domain.observed import Worker
 from pdoperator.pods.http import BodyTooLarge, origin, read_limited
 
 ANSWER_BYTES = 8 << 20
+REMOVAL_SECONDS = 10.0
+"""An accepted removal is not asked for again for so long, also while a busy router does not show yet that it drains."""
 
 
 class RouterError(Exception):
@@ -34,6 +41,8 @@ class _WorkerAnswer(BaseModel):
     bootstrap_port: int | None = None
     pairing_protocol: str | None = None
     is_healthy: bool = False
+    status: object = None
+    """`draining` while it is being removed; other versions of smg may tell something else, or nothing."""
 
 
 class _WorkersAnswer(BaseModel):
@@ -44,8 +53,18 @@ class _WorkersAnswer(BaseModel):
 class RouterClient:
     """One for the process; the key goes with each call. `deadline` is seconds per request."""
 
-    def __init__(self, *, port: int = PORT_ROUTER_HTTP, deadline: float = 2.0, in_flight: int = 64) -> None:
+    def __init__(
+        self,
+        *,
+        port: int = PORT_ROUTER_HTTP,
+        deadline: float = 2.0,
+        in_flight: int = 64,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._port = port
+        self._clock = clock
+        self._removing: dict[tuple[str, str], float] = {}
+        """(router address, worker id) -> when its removal was accepted."""
         self._deadline = deadline
         self._slots = asyncio.Semaphore(in_flight)
         self._client = httpx.AsyncClient(trust_env=False, timeout=httpx.Timeout(5.0))
@@ -60,7 +79,15 @@ class RouterClient:
         except ValidationError as error:
             raise RouterError(f"GET /workers: the answer is not understood ({error.error_count()} errors)") from error
         return tuple(
-            Worker(w.id, w.url, w.worker_type, w.bootstrap_port, w.pairing_protocol or "", w.is_healthy)
+            Worker(
+                w.id,
+                w.url,
+                w.worker_type,
+                w.bootstrap_port,
+                w.pairing_protocol or "",
+                w.is_healthy,
+                draining=w.status == "draining",
+            )
             for w in answer.workers
         )
 
@@ -95,9 +122,14 @@ class RouterClient:
             raise RouterError(_refused(f"POST /workers {worker.url}", status, data))
 
     async def _remove(self, ip: str, worker_id: str, key: str) -> None:
+        now = self._clock()
+        self._removing = {which: at for which, at in self._removing.items() if now - at < REMOVAL_SECONDS}
+        if (ip, worker_id) in self._removing:
+            return
         status, data = await self._request("DELETE", ip, f"/workers/{worker_id}", key)
         if status not in (200, 202, 204, 404):
             raise RouterError(_refused(f"DELETE /workers/{worker_id}", status, data))
+        self._removing[ip, worker_id] = now
 
     async def _request(
         self, method: str, ip: str, path: str, key: str, body: dict[str, Any] | None = None
