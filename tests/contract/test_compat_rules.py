@@ -60,7 +60,7 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("A7", "mimo", tp(2, 4), "PFF"),
     ("A7", "mimo", tp(4, 4), "PPP"),
     ("A7", "gqa8", tp(2, 4), "PPP"),
-    ("A8", "gqa8", pp(4, 2), "PFF"),
+    ("A8", "gqa8", pp(4, 2), "FFF"),
     ("A8", "gqa8", pp(4, 4), "PPP"),
     ("A8", "gqa8", pp(4, 1), "PPP"),
     ("A9", "gqa8", pp(2, 1), "PFP"),

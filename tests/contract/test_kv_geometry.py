@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdtransfer.contract.geometry import (
@@ -118,6 +118,7 @@ def test_head_slices_and_their_replication(heads: int, tp: int, slices: list[tup
     assert {s.total for s in found if s} == {heads}
 
 
+@settings(deadline=None)
 @given(st.sampled_from([1, 2, 4, 8, 16, 32]), st.sampled_from([1, 2, 4, 8, 16, 32, 64]))
 def test_all_ranks_together_hold_each_head_equally_often(heads: int, tp: int) -> None:
     geometry = LLAMA_70B.model_copy(update={"kv_heads": heads})
@@ -142,6 +143,7 @@ def test_the_last_stages_take_the_remaining_layers() -> None:
     assert [layer for stage in stages for layer in stage] == list(range(94))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 100), st.integers(1, 12))
 def test_stages_cut_the_layers_once_in_order(layers: int, pp: int) -> None:
     geometry = LLAMA_70B.model_copy(update={"layers": layers})

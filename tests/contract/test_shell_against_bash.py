@@ -132,6 +132,8 @@ def test_a_setting_that_is_not_exported_is_noted() -> None:
     assert command.environment == {} and "SGLANG_DISAGG_STAGING_BUFFER is set but not exported" in command.notes[0]
 
 
+SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+"""Of a machine that stands still for a second nothing is said here."""
 WORDS = st.lists(
     st.one_of(
         st.sampled_from(["--tp", "2", "'a b'", '"a  b"', "a\\ b", "$V", '"$V"', "$E", '"$E"', "${V}x", "'$V'", "a'b'"]),
@@ -141,13 +143,14 @@ WORDS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
 @given(words=WORDS)
 def test_random_words_are_split_as_bash_splits_them(bash: Path, words: list[str]) -> None:
     script = f"V='x  y'\nE=\n{LAUNCH} --name {' '.join(words)}"
     assert told_here(script) == told_by_bash(bash, script)
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from("ab-=$'\"\\ \n;&|<>#{}()[]@*`:+\t\xa0"), max_size=40))
 def test_no_text_is_read_without_end_or_with_another_error(text: str) -> None:
     for whole in (text, f"{LAUNCH} {text}"):
@@ -177,7 +180,7 @@ ENDLESS = [
 
 @pytest.mark.parametrize("text", ENDLESS, ids=range(len(ENDLESS)))
 def test_no_text_takes_longer_than_it_is_long(text: str) -> None:
-    began = time.process_time()
+    began = time.thread_time()  # no wall clock, and no other thread of this process
     with contextlib.suppress(CommandUnreadable):
         read_commands(text)
-    assert time.process_time() - began < 10
+    assert time.thread_time() - began < 10

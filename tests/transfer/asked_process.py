@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ANSWER_S = 60.0
+ANSWER_S = 90.0
 
 
 class AskedProcess:

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-RATE = "400mbit"
+RATE = "200mbit"
 """Of each link towards decode: a transfer takes long enough to be cut in its middle."""
 PREFILL = "198.18.0.1"
 """Reachable over both links (198.18.0.0/15 is reserved for tests of networks)."""

@@ -60,7 +60,7 @@ class RankProcess(AskedProcess):
 def stop(pid: int) -> None:
     """SIGSTOP, and every thread has stopped: on a busy machine one may go on for a moment."""
     os.kill(pid, signal.SIGSTOP)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while any(
         stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
     ):

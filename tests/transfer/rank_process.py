@@ -36,7 +36,8 @@ def main() -> None:
     pool = Pool(int(tp), int(tp_size), memory, pages=int(many), place=place)
     host = os.environ.get("RANK_HOST", "127.0.0.1")
     options = json.loads(os.environ.get("RANK_OPTIONS", "{}"))
-    times = {"waiting": 5, "transfer": 2, "settle": 0.5, "connect": 3, "probe": 10, **options.get("timeouts", {})}
+    # Long, for machines that stand still for seconds: a test whose subject is a deadline gives its own.
+    times = {"waiting": 30, "transfer": 30, "settle": 0.5, "connect": 10, "probe": 30, **options.get("timeouts", {})}
     config = EndpointConfig(
         listen_host=host,
         advertise_host=host,
@@ -63,7 +64,7 @@ def main() -> None:
                 command["pages"] = random.Random(command["shuffle"]).sample(command["pages"], command["count"])
         if do == "peers":
             endpoint.apply_peers([RankCard.model_validate_json(c) for c in command["cards"]])
-            wired = endpoint.wait_wired(command.get("wait", 15))
+            wired = endpoint.wait_wired(command.get("wait", 45))
             say(wired=wired, verdicts=[v.model_dump(mode="json") for v in endpoint.verdicts])
         elif do == "send":
             room, pages = command["room"], command["pages"]
@@ -93,7 +94,7 @@ def main() -> None:
         elif do == "wait":
             transfer = transfers[command["room"]]
             began = time.monotonic()
-            state = transfer.wait(command.get("timeout", 10))  # type: ignore[attr-defined]
+            state = transfer.wait(command.get("timeout", 45))  # type: ignore[attr-defined]
             metadata = getattr(transfer, "metadata", None)
             say(
                 state=state,

@@ -79,7 +79,7 @@ def test_an_abort_at_any_frame_ends_both_sides_and_loses_no_page(
     asked = threading.Event()
 
     def strike() -> None:
-        assert asked.wait(10)  # a frame may come before the engine holds every transfer
+        assert asked.wait(30)  # a frame may come before the engine holds every transfer
         for transfer in receivers if who == "decode" else senders:
             transfer.abort(f"{who} at {kind}")
 
@@ -88,7 +88,7 @@ def test_an_abort_at_any_frame_ends_both_sides_and_loses_no_page(
     senders += [give(rank, 1, SRC) for rank in prefill]
     receivers += [ask(rank, 1, DST) for rank in decode]
     asked.set()
-    ends = [t.wait(10) for t in (*receivers, *senders)]
+    ends = [t.wait(30) for t in (*receivers, *senders)]
     assert ambush.struck, f"{kind} number {nth} never came"
     assert set(ends) <= {SUCCESS, FAILED}, ends
     for rank, receiver in zip(decode, receivers, strict=True):
@@ -105,12 +105,18 @@ def test_an_abort_at_any_frame_ends_both_sides_and_loses_no_page(
     again = [ask(rank, 2, DST) for rank in decode]
     for rank in prefill:
         give(rank, 2, SRC)
-    assert [r.wait(10) for r in again] == [SUCCESS] * d, [r.error for r in again]
+    assert [r.wait(30) for r in again] == [SUCCESS] * d, [r.error for r in again]
     for rank in decode:
         assert rank.pool.holds(2, DST)
         others = sorted(set(range(PAGES)) - set(DST))
         assert all((array[others] == 0x5A5A).all() for array in rank.pool.arrays.values()), "a late byte landed"
     settles(prefill, decode)
+
+
+def gave_up(rank: Rank, room: int) -> bool:
+    """Every request that this prefill rank got for an open room has failed; the room itself may have ended since."""
+    held = rank.endpoint._source._rooms.open.get(room)
+    return held is None or all(leg.error for leg in list(held.legs.values()))
 
 
 def settles(prefill: list[Rank], decode: list[Rank]) -> None:
@@ -135,7 +141,7 @@ def test_an_abort_while_writes_hang_keeps_what_they_may_hit_until_they_land(worl
     senders = [give(rank, 1, SRC) for rank in prefill]
     assert until(lambda: all(rank.agent.faults.seen for rank in prefill)), "a rank's writes do not hang"
     receiver.abort("retracted")
-    assert receiver.wait(10) is FAILED
+    assert receiver.wait(30) is FAILED
     in_place = strategy == "sliced"
     if in_place:
         time.sleep(0.2)
@@ -148,7 +154,7 @@ def test_an_abort_while_writes_hang_keeps_what_they_may_hit_until_they_land(worl
         assert decode.endpoint.counters["quarantined_bytes"] > 0
     before = {k: v.copy() for k, v in decode.pool.arrays.items()}
     for rank in prefill:  # the abort is known there before a write ends, so that no send can succeed
-        assert until(lambda r=rank: all(g.error for g in r.endpoint._source._rooms.open[1].legs.values()))
+        assert until(lambda r=rank: gave_up(r, 1))
     for rank in prefill:
         rank.agent.faults.stall_all = False
         assert world.hub.unstall(rank.agent.name) > 0
@@ -156,9 +162,9 @@ def test_an_abort_while_writes_hang_keeps_what_they_may_hit_until_they_land(worl
     assert until(lambda: decode.endpoint.counters["quarantined_bytes"] == 0)
     changed = any(not np.array_equal(before[k], decode.pool.arrays[k]) for k in before)
     assert changed == in_place
-    assert [s.wait(10) for s in senders] == [FAILED, FAILED]
+    assert [s.wait(30) for s in senders] == [FAILED, FAILED]
     again = ask(decode, 2, DST)
     for rank in prefill:
         give(rank, 2, SRC)
-    assert again.wait(10) is SUCCESS and decode.pool.holds(2, DST)
+    assert again.wait(30) is SUCCESS and decode.pool.holds(2, DST)
     assert prefill[0].endpoint.card.role is Role.PREFILL

@@ -84,7 +84,7 @@ def test_mutual_tls_wires_and_moves(world, tmp_path):
     sender = prefill.endpoint.send(room=1, tokens=TOKENS)
     sender.chunk([1], 0, READY)
     sender.finish(b"")
-    assert receiver.wait(10) is TransferState.SUCCESS and decode.pool.holds(1, [2])
+    assert receiver.wait(30) is TransferState.SUCCESS and decode.pool.holds(1, [2])
 
 
 @pytest.mark.parametrize("fault", ["decode has another CA", "prefill has another CA", "wrong name"])
@@ -114,8 +114,7 @@ def test_a_pod_of_another_pdcluster_under_the_same_ca_is_refused_even_with_a_ros
 
 @pytest.mark.parametrize("change", ["agent_name", "incarnation", "layout_hash", "pod_uid"])
 def test_a_rank_can_not_pass_for_a_rostered_one_without_all_of_its_identity(world, change):
-    quiet = Timeouts(waiting=60, transfer=60, settle=60, connect=1, probe=60)  # the forger is dropped soon
-    prefill, decode = world.rank(Role.PREFILL, timeouts=quiet), world.rank(Role.DECODE)
+    prefill, decode = world.rank(Role.PREFILL), world.rank(Role.DECODE)
     prefill.endpoint.apply_peers([decode.endpoint.card])
     assert until(lambda: prefill.endpoint.verdicts)
     card = decode.endpoint.card
@@ -130,14 +129,18 @@ def test_a_rank_can_not_pass_for_a_rostered_one_without_all_of_its_identity(worl
         to_incarnation="prefill-1",
         to_rank=0,
     )
-    assert decode_frame(talk(prefill, encode(hello))).t == "welcome"
+    assert first_answer(prefill, encode(hello)).t == "welcome"
     forged = hello.model_copy(update={change: "another"})
-    assert decode_frame(talk(prefill, encode(forged))).t == "refused"
+    assert first_answer(prefill, encode(forged)).t == "refused"
 
 
-def decode_frame(data: bytes):
-    (size,) = HEADER.unpack(data[: HEADER.size])
-    return decode(data[HEADER.size : HEADER.size + size])
+def first_answer(rank, data: bytes):
+    """The first frame that a raw client gets back; it hangs up then."""
+    host, port = rank.endpoint.card.control.split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as end, end.makefile("rb") as answers:
+        end.sendall(data)
+        (size,) = HEADER.unpack(answers.read(HEADER.size))
+        return decode(answers.read(size))
 
 
 def test_a_ca_that_was_rotated_out_is_trusted_no_more(world, tmp_path, monkeypatch):
@@ -233,7 +236,7 @@ def test_a_silent_client_is_dropped_after_the_connect_deadline(world):
     long = Timeouts(waiting=60, transfer=60, settle=60, connect=1, probe=60)
     rank = world.rank(Role.PREFILL, timeouts=long)
     began = time.monotonic()
-    assert talk(rank, b"") == b"" and 0.9 < time.monotonic() - began < 20
+    assert talk(rank, b"") == b"" and time.monotonic() - began > 0.9
 
 
 @pytest.mark.parametrize(
@@ -256,10 +259,11 @@ def test_a_rostered_peer_that_sends_rubbish_loses_its_connection_and_comes_back(
     (prefill,), (decode_rank,) = world.pair()
     wiring = decode_rank.endpoint._wiring
     (peer,) = wiring._peers.values()
-    rubbish = HEADER.pack(7) + b"rubbish"
+    rubbish, before = HEADER.pack(7) + b"rubbish", peer.channel
     decode_rank.endpoint._core.call(lambda: peer.channel._transport.write(rubbish))
     assert until(lambda: prefill.endpoint.counters.get("frame_errors", 0) == 1)
-    assert until(lambda: decode_rank.endpoint.wait_wired(20))
+    assert until(lambda: peer.channel not in (None, before))
+    assert decode_rank.endpoint.wait_wired(30)
     assert prefill.endpoint.failed is None
 
 

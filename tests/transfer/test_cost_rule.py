@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdtransfer.contract.base import MemoryKind
@@ -228,6 +228,7 @@ def test_where_a_row_is_written_in_place_anyway_there_is_no_such_preference() ->
     assert chosen == {False: "merge", True: "sliced"}
 
 
+@settings(deadline=None)
 @given(piece=st.floats(1e-8, 1e-3), byte=st.floats(1e-12, 1e-6))
 def test_measured_rates_replace_the_defaults_of_their_transport(piece: float, byte: float) -> None:
     shared = with_wire(Rates(), "shared", piece, byte).wire

@@ -42,7 +42,7 @@ def test_damaged_metadata_never_reaches_the_agent_and_the_whole_card_wires_after
     assert decode.endpoint.wait_wired(20), decode.endpoint.verdicts
     receiver = ask(decode, 1, [4])
     give(prefill, 1, [1])
-    assert receiver.wait(10) is TransferState.SUCCESS
+    assert receiver.wait(30) is TransferState.SUCCESS
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -62,7 +62,7 @@ def test_a_rank_over_real_nixl_survives_a_roster_of_damaged_cards_and_wires_the_
         for seed in range(40)
     ]
     decode.ask("peers", cards=[c.model_dump_json() for c in (*bad, whole)], wait=0.1)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while True:
         found = {v["peer_pod_uid"]: (v["state"], v["reason"]) for v in decode.ask("verdicts")["verdicts"]}
         if {found.get(c.pod_uid) for c in bad} == {("Refused", "BrokenSeal")} and found[whole.pod_uid][0] == "Wired":

@@ -31,18 +31,18 @@ def test_the_pace_is_yields_then_short_naps_then_longer_ones(loop, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ppoll")
 def test_a_call_from_another_thread_ends_a_nap(loop):
+    """Told by what ended the nap, not by how long it took: a busy machine may stand still in between."""
     napper = Napper(loop)
     told = threading.Thread(target=lambda: loop.call_soon_threadsafe(lambda: None))
-    began = time.monotonic()
     told.start()
     told.join()  # the call is there before the nap begins: nothing depends on how fast a thread starts
     napper.nap(0.9)
-    ended = time.monotonic() - began
+    assert napper._news
     loop.call_soon(loop.stop)
     loop.run_forever()
-    napper.nap(0.9)  # negative control: with the news taken, the nap goes on to its end
-    slept = time.monotonic() - began - ended
-    assert ended < 0.9 <= slept
+    began = time.monotonic()
+    napper.nap(0.1)  # negative control: with the news taken, the nap goes on to its end
+    assert not napper._news and time.monotonic() - began >= 0.1
 
 
 def test_a_loop_without_a_pollable_selector_is_slept_for():

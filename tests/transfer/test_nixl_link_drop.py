@@ -15,8 +15,10 @@ from pdtransfer.contract.pairing import peers_of
 
 pytestmark = pytest.mark.nixl
 BIG = 40_000
-"""Pages of 2 layers * (K 256 + V 512 bytes): 61 MB, over a second at 400 Mbit/s."""
-DIRECT = {"config": {"staging_bytes": 0}}
+"""Pages of 2 layers * (K 256 + V 512 bytes): 61 MB, over two seconds at 200 Mbit/s."""
+TIMES = {"waiting": 100, "transfer": 8, "settle": 0.5, "connect": 8, "probe": 30}
+"""`transfer` is the first to end what hangs; a small request beside it has so long too."""
+DIRECT = {"config": {"staging_bytes": 0}, "timeouts": TIMES}
 """Equal ranks need no arena: they start sooner."""
 NAMED = ("DeadlineExceeded", "PeerUnreachable", "AgentFailure")
 
@@ -53,7 +55,7 @@ def trio(network, ranks) -> tuple[RankProcess, RankProcess, RankProcess]:
     ]
     ranks.all = [prefill, *decode]
     for rank in ranks.all:
-        rank.card = RankCard.model_validate_json(rank.answer(60)["card"])
+        rank.card = RankCard.model_validate_json(rank.answer()["card"])
     cards = [rank.card for rank in ranks.all]
     for rank in ranks.all:
         rank.tell("peers", cards=[c.model_dump_json() for c in peers_of(rank.card, cards)])
@@ -73,39 +75,38 @@ def small(prefill: RankProcess, decode: RankProcess, room: int, page: int) -> No
     assert decode.ask("check", room=room, pages=[page])["holds"]
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("how", ["down", "black hole"])
 def test_a_link_cut_in_mid_transfer_ends_that_peers_requests_in_time_and_no_others(network, trio, how):
     prefill, cut, other = trio
     cut.ask("receive", room=1, first=0, count=BIG - 10)
-    prefill.ask("send", room=1, first=0, count=BIG - 10)
+    prefill.ask("send", room=1, first=0, count=BIG - 10, hold=True)  # however slow this machine is: it is not over
     until = time.monotonic() + 20
     while cut.ask("wait", room=1, timeout=0)["state"] == "Waiting":
         assert time.monotonic() < until
     network.cut(0, how)
-    began = time.monotonic()
-    assert cut.ask("wait", room=1, timeout=0)["state"] == "Transferring", "too quick to be cut"
+    assert cut.ask("wait", room=1, timeout=0)["state"] == "Transferring"
 
     small(prefill, other, 2, BIG - 1)  # while the first one hangs
     hangs = prefill.ask("wait", room=1, timeout=0)["state"] == "Transferring"
     assert hangs, "the other peer's request waited for the cut one"
 
-    sent, got = prefill.ask("wait", room=1, timeout=20), cut.ask("wait", room=1, timeout=20)
-    # 2 s of transfer, 0.5 s to settle; or 3 s without a pong. Slack for a slow machine, not for NIXL.
-    assert time.monotonic() - began < 15
+    # 8 s of transfer, 0.5 s to settle; or 8 s without a pong. Slack for a slow machine, not for NIXL.
+    sent, got = prefill.ask("wait", room=1, timeout=40), cut.ask("wait", room=1, timeout=40)
     for end in (sent, got):
         assert end["state"] == "Failed" and end["kind"] in NAMED and "room 1" in end["error"], end
     assert got["releasable"] is False and cut.ask("counters")["quarantined_bytes"] > 0
     small(prefill, other, 3, BIG - 2)
 
     network.mend(0, how)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while not cut.ask("wait", room=1, timeout=0)["releasable"]:
         assert time.monotonic() < until, (cut.ask("counters"), prefill.ask("counters"))
         time.sleep(0.1)
     cut.ask("reuse")  # its pages are another request's now
     time.sleep(1)
     assert cut.ask("check", room=1, pages=[], all=[])["untouched"], "a byte landed after the pages were given back"
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while True:
         cut.ask("receive", room=4, pages=[7])
         prefill.ask("send", room=4, pages=[BIG - 1])

@@ -21,7 +21,7 @@ def start(ranks: Ranks, role: str, incarnation: str, port: int) -> RankProcess:
     direct = {"config": {"staging_bytes": 0}}  # equal ranks need no arena: they start sooner
     rank = RankProcess(role, 0, 1, incarnation, "DRAM", "", "tcp", pages=BIG, port=port, options=direct)
     ranks.all.append(rank)
-    rank.card = RankCard.model_validate_json(rank.answer(60)["card"])
+    rank.card = RankCard.model_validate_json(rank.answer()["card"])
     return rank
 
 
@@ -46,15 +46,15 @@ def test_a_rank_restarted_in_place_is_a_new_peer_and_the_old_request_never_resum
     assert pair["decode"].ask("wait", room=1, timeout=0)["state"] == "Transferring"
     old = pair[victim]
     old.process.send_signal(signal.SIGKILL)
-    old.process.wait(5)
+    old.process.wait(30)
     pair[victim] = start(ranks, victim, f"{victim}-2", ports[victim])
     assert pair[victim].card.control == old.card.control and pair[victim].card.pod_uid == old.card.pod_uid
     survivor = pair["decode" if victim == "prefill" else "prefill"]
 
-    failed = survivor.ask("wait", room=1, timeout=10)
+    failed = survivor.ask("wait", room=1)
     assert failed["state"] == "Failed" and "room 1" in failed["error"], failed
     wire(pair["prefill"], pair["decode"])
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while survivor.ask("counters")["inflight"] or survivor.ask("counters")["quarantined_bytes"]:
         assert time.monotonic() < until, survivor.ask("counters")
         time.sleep(0.1)
@@ -79,11 +79,11 @@ def test_before_the_new_roster_comes_a_rank_in_the_same_place_is_refused_by_name
     prefill, decode = start(ranks, "prefill", "prefill-1", port), start(ranks, "decode", "decode-1", 0)
     wire(prefill, decode)
     prefill.process.kill()
-    prefill.process.wait(5)
+    prefill.process.wait(30)
     again = start(ranks, "prefill", "prefill-2", port)
     assert again.card.control == prefill.card.control
     decode.ask("receive", room=1, pages=[3])
-    failed = decode.ask("wait", room=1, timeout=10)
+    failed = decode.ask("wait", room=1)
     assert failed["state"] == "Failed" and failed["kind"] in ("PeerReplaced", "PeerUnreachable"), failed
     until = time.monotonic() + 30
     while True:

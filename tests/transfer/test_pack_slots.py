@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdtransfer.staging.slots import PackSlots
@@ -46,6 +46,7 @@ def test_a_slot_is_given_back_once():
         slots.give(5)
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 12),
     st.integers(1, 5),

@@ -38,8 +38,8 @@ def test_a_lost_data_connection_is_made_anew_under_steady_load(world: World):
         prefill.pool.fill(number, [3])
         sender.chunk([3], 0, type("Ready", (), {"wait": lambda self, timeout: True})())
         sender.finish(b"")
-        outcomes.append(receiver.wait(10))
-        assert sender.wait(10) in (SUCCESS, FAILED)
+        outcomes.append(receiver.wait(30))
+        assert sender.wait(30) in (SUCCESS, FAILED)
         assert until(lambda receiver=receiver: receiver.pages_releasable)
         if outcomes[-1] is SUCCESS or time.monotonic() > end:
             break
@@ -51,7 +51,7 @@ def test_a_lost_data_connection_is_made_anew_under_steady_load(world: World):
     assert until(lambda: decode.endpoint.inflight == 0)
     again = ask(decode, 2000, [31])
     give(prefill, 2000, [4])
-    assert again.wait(10) is SUCCESS
+    assert again.wait(30) is SUCCESS
 
 
 def test_a_rank_whose_connection_was_lost_is_served_at_once_when_it_takes_a_new_agent(world: World):
@@ -71,4 +71,4 @@ def test_a_rank_whose_connection_was_lost_is_served_at_once_when_it_takes_a_new_
         done.set()
 
     prefill.endpoint._core.call(move)
-    assert done.wait(10) and seen == [False, False, True]
+    assert done.wait(30) and seen == [False, False, True]

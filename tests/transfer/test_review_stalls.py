@@ -50,7 +50,8 @@ def test_probes_that_hang_do_not_keep_a_healthy_peer_from_being_wired(world: Wor
     time.sleep(0.5)  # the others would be probed again
     assert len(stalled) == len(names)  # not while their bytes are on their way: each holds one slot, no more
     moves, scratch = decode.endpoint._wiring.prober._moves, decode.endpoint._wiring.prober.scratch
-    assert len(moves._left) == len(names) and len(scratch._free) == SLOTS - len(names)
+    # (A probe of the good peer may have been too slow for its deadline, and its slot come back later.)
+    assert until(lambda: len(moves._left) == len(names) and len(scratch._free) == SLOTS - len(names))
     decode.agent.post = real  # the path heals
     world.hub.unstall(decode.agent.name)
     assert decode.endpoint.wait_wired(20)
@@ -85,4 +86,4 @@ def test_whatever_goes_wrong_with_a_peers_lists_ends_no_endpoint(world: World):
     assert broken and prefill.endpoint.failed is None
     receiver = ask(decode, 1, [1, 2])
     give(prefill, 1, [3, 4])
-    assert receiver.wait(10) is TransferState.SUCCESS, receiver.error
+    assert receiver.wait(30) is TransferState.SUCCESS, receiver.error

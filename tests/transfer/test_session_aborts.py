@@ -28,7 +28,7 @@ def test_an_abort_by_prefill_reaches_decode_at_once(world, when):
     if when == "before request":
         sender = prefill.endpoint.send(room=1, tokens=TOKENS - 1)
         sender.abort("cancelled")
-        assert sender.wait(10) is FAILED
+        assert sender.wait(30) is FAILED
         receiver = ask(decode, 1, [4])
     elif when == "before chunks":
         receiver = ask(decode, 1, [4])
@@ -40,9 +40,9 @@ def test_an_abort_by_prefill_reaches_decode_at_once(world, when):
         sender = give(prefill, 1, [1], finish=False)
         assert until(lambda: receiver.state is TransferState.TRANSFERRING)
         sender.abort("cancelled")
-    assert receiver.wait(10) is FAILED  # every deadline is longer
+    assert receiver.wait(30) is FAILED  # every deadline is longer
     assert isinstance(receiver.error, Aborted) and "cancelled" in str(receiver.error)
-    assert sender.wait(10) is FAILED
+    assert sender.wait(30) is FAILED
     assert until(lambda: receiver.pages_releasable)
 
 
@@ -61,20 +61,20 @@ def test_an_abort_by_decode_is_acknowledged_after_the_drain(world, when):
         assert until(lambda: prefill.agent.faults.seen)
     elif when == "after success":
         sender = give(prefill, 1, [1])
-        assert receiver.wait(10) is SUCCESS
+        assert receiver.wait(30) is SUCCESS
     receiver.abort("retracted")
     if when == "after success":
         handled(decode)
         assert receiver.state is SUCCESS
         return
-    assert receiver.wait(10) is FAILED and isinstance(receiver.error, Aborted)
+    assert receiver.wait(30) is FAILED and isinstance(receiver.error, Aborted)
     if when == "mid transfer":
         time.sleep(0.2)
         assert not receiver.pages_releasable
         world.hub.unstall(prefill.agent.name)
     assert until(lambda: receiver.pages_releasable)
     if sender is not None:
-        assert (sender.wait(10) is FAILED and "retracted" in str(sender.error)) or isinstance(sender.error, Aborted)
+        assert (sender.wait(30) is FAILED and "retracted" in str(sender.error)) or isinstance(sender.error, Aborted)
 
 
 @pytest.mark.parametrize("sent", ["before the request", "before the abort", "after the abort", "after the retry"])
@@ -98,16 +98,16 @@ def test_a_retracted_room_comes_back_as_a_new_attempt(world, sent):
     first.abort("retracted")
     if sent == "after the abort":
         senders.append(give(prefill, 1, [1]))
-    assert first.wait(10) is FAILED
+    assert first.wait(30) is FAILED
     assert until(lambda: heard)  # prefill has taken the abort
     second = ask(decode, 1, [6], attempt=1)
     if sent == "after the retry":
         senders.append(give(prefill, 1, [1]))
     prefill.agent.faults.stall_all = False
     world.hub.unstall(prefill.agent.name)
-    assert second.wait(10) is SUCCESS, second.error
+    assert second.wait(30) is SUCCESS, second.error
     assert decode.pool.holds(1, [6]) and decode.pool.untouched([4, 6])
-    assert [sender.wait(10) for sender in senders] == [SUCCESS]
+    assert [sender.wait(30) for sender in senders] == [SUCCESS]
     assert until(lambda: first.pages_releasable)
 
 
@@ -118,9 +118,9 @@ def test_a_retry_is_served_while_the_first_attempt_is_still_in_flight(world):
     sender = give(prefill, 1, [1])
     assert until(lambda: len(prefill.agent.faults.seen) == 2)
     first.abort("retracted")
-    assert first.wait(10) is FAILED
+    assert first.wait(30) is FAILED
     second = ask(decode, 1, [6], attempt=1)
-    assert second.wait(10) is SUCCESS and sender.wait(10) is SUCCESS
+    assert second.wait(30) is SUCCESS and sender.wait(30) is SUCCESS
     assert decode.pool.holds(1, [6]) and decode.pool.untouched([6])
     assert not first.pages_releasable
     world.hub.unstall(prefill.agent.name)  # lands in page 4, which is quarantined
@@ -132,7 +132,7 @@ def test_a_duplicated_request_moves_no_byte_twice_and_one_with_other_pages_moves
     (prefill,), (decode,) = world.pair()
     receiver = ask(decode, 1, [4])
     give(prefill, 1, [1])
-    assert receiver.wait(10) is SUCCESS
+    assert receiver.wait(30) is SUCCESS
     posts = prefill.agent.posts
     wiring = decode.endpoint._wiring
     (peer,) = wiring._peers.values()
@@ -150,14 +150,15 @@ def test_one_decode_rank_that_gave_up_ends_the_send_although_the_other_asks_late
     first = ask(decode[1], 1, [4])
     sender = prefill.endpoint.send(room=1, tokens=TOKENS - 1)
     assert until(lambda: legs_of(prefill, 1))
+    (leg,) = legs_of(prefill, 1)
     first.abort("retracted")
-    assert first.wait(10) is FAILED
-    assert until(lambda: any(leg.error for leg in legs_of(prefill, 1)))  # or it would be served before its abort comes
+    assert first.wait(30) is FAILED
+    assert until(lambda: leg.error)  # or it would be served before its abort comes
     ask(decode[0], 1, [4])
     prefill.pool.fill(1, [1])
     sender.chunk([1], 0, READY)
     sender.finish(b"m")
-    assert sender.wait(10) is FAILED and "retracted" in str(sender.error)
+    assert sender.wait(30) is FAILED and "retracted" in str(sender.error)
     assert until(lambda: prefill.endpoint.inflight == 0)
 
 
@@ -174,7 +175,7 @@ def test_a_request_that_comes_twice_is_never_answered_as_settled_while_its_write
     ((_, leg),) = decode.endpoint._destination._legs_of(peer)
     if when.startswith("the roster"):
         prefill.endpoint.apply_peers([])
-    assert receiver.wait(10) is FAILED
+    assert receiver.wait(30) is FAILED
     if when.startswith("its tomb"):
         assert until(lambda: prefill.endpoint._source._rooms.draining)  # its settle deadline has passed
         tombs = prefill.endpoint._source.askers._tombs

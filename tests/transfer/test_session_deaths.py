@@ -8,9 +8,10 @@ import time
 from kv_world import Rank, ask, until
 
 from pdtransfer.session.api import Timeouts, TransferState
+from pdtransfer.session.deaths import Deaths
 
-TIMES = Timeouts(waiting=9, transfer=9, settle=0.2, connect=0.4, probe=5, quarantine=600)
-PATIENCE = 2 * 0.4 + 1.0
+TIMES = Timeouts(waiting=20, transfer=20, settle=0.2, connect=1, probe=20, quarantine=600)
+PATIENCE = 2 * 1 + 1.0
 """2 x connect + 1 s."""
 
 
@@ -25,9 +26,10 @@ def begins(world, **config):
     (prefill,), (decode,) = world.pair(timeouts=TIMES, **config)
     receiver = ask(decode, 1, [4, 5])
     (peer,) = decode.endpoint._wiring.known()
+    assert until(lambda: peer.channel is not None)  # there is one to be reset
     cut_control(prefill)
     assert until(lambda: peer.ended_there and peer.refused_since)
-    assert receiver.wait(10) is TransferState.FAILED and not receiver.pages_releasable
+    assert receiver.wait(30) is TransferState.FAILED and not receiver.pages_releasable
     return prefill, decode, receiver
 
 
@@ -48,26 +50,30 @@ def test_a_data_path_that_ended_too_is_no_death_of_a_rank_that_the_roster_names(
 def test_all_evidence_counts_once_it_has_held_for_long_enough(world):
     prefill, decode, receiver = begins(world)
     world.hub.disconnect(prefill.agent.name)
-    decode.endpoint.apply_peers([])
     began = time.monotonic()
+    decode.endpoint.apply_peers([])  # the last piece
     assert until(lambda: receiver.pages_releasable)
     assert time.monotonic() - began > PATIENCE
-    assert decode.endpoint.counters["quarantine_released{fence=source_end}"] == 1
+    assert until(lambda: decode.endpoint.counters.get("quarantine_released{fence=source_end}") == 1)
 
 
-def test_evidence_that_did_not_hold_begins_anew(world):
+def test_evidence_that_did_not_hold_begins_anew(world, monkeypatch):
+    patience = [600.0]  # at first: it must not be over before the data path is back, however slow this machine is
+    monkeypatch.setattr(Deaths, "patience", property(lambda self: patience[0]))
     prefill, decode, receiver = begins(world)
     agent = prefill.agent
     world.hub.disconnect(agent.name)
     decode.endpoint.apply_peers([])
     since = decode.endpoint._wiring._deaths._since
     assert until(lambda: since)
-    time.sleep(0.5)  # less than PATIENCE by far, more than what is allowed below
+    first = min(since.values())
+    time.sleep(0.5)
+    back = time.monotonic()
     with world.hub.lock:  # the data path is back for a moment
         agent.alive, world.hub.agents[agent.name] = True, agent
-    back = time.monotonic()
     assert until(lambda: min(since.values(), default=0.0) > back)  # it was looked at
+    assert first < back - 0.4
     world.hub.disconnect(agent.name)
-    again = time.monotonic()
+    patience[0] = PATIENCE
     assert until(lambda: receiver.pages_releasable)
-    assert time.monotonic() - again > PATIENCE - 0.2  # looked at every 0.1 s
+    assert time.monotonic() - back > PATIENCE  # counted from the first moment, it would be over half a second earlier

@@ -29,15 +29,21 @@ def heard(rank: Rank) -> Counter[str]:
     return seen
 
 
+def lent(rank: Rank, askers: int) -> bool:
+    """This prefill rank has room 1's requests of so many decode ranks, and a slot that came with each of them."""
+    legs = list(rank.endpoint._source._rooms.pending.get(1, {}).values())
+    return len(legs) == askers and all(leg.stage is not None and any(leg.stage.grants.values()) for leg in legs)
+
+
 @pytest.mark.parametrize(("p", "d"), [(2, 1), (1, 2)])
 def test_a_request_of_one_block_a_leg_asks_for_no_slot(world: World, p: int, d: int) -> None:
     prefill, decode = world.pair(p, d, **ONE_SLOT)
     frames = [heard(rank) for rank in decode]
     receivers = [ask(rank, 1, [4]) for rank in decode]
-    assert until(lambda: all(rank.endpoint.inflight for rank in prefill))
+    assert until(lambda: all(lent(rank, d) for rank in prefill))
     for rank in prefill:
         give(rank, 1, [1])
-    assert [r.wait(10) for r in receivers] == [TransferState.SUCCESS] * d, [r.error for r in receivers]
+    assert [r.wait(30) for r in receivers] == [TransferState.SUCCESS] * d, [r.error for r in receivers]
     for rank, seen in zip(decode, frames, strict=True):
         assert rank.pool.holds(1, [4])
         assert seen["SlotFilled"] >= 1 and seen["SlotsWanted"] <= seen["SlotFilled"] - 1

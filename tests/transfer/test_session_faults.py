@@ -34,7 +34,7 @@ def test_a_receive_that_prefill_never_serves_ends_at_its_deadline(world):
     began = time.monotonic()
     receiver = ask(decode, 1, [1, 2])
     assert receiver.wait(30) is FAILED
-    assert 0.39 < time.monotonic() - began < 30  # it is the only deadline that is shorter
+    assert time.monotonic() - began > 0.39  # and of all deadlines this one alone is shorter than the wait
     assert isinstance(receiver.error, DeadlineExceeded) and receiver.error.room == 1
     assert until(lambda: receiver.pages_releasable)
 
@@ -43,7 +43,7 @@ def test_a_send_that_nobody_asks_for_ends_at_its_deadline(world):
     quick = Timeouts(waiting=0.3, transfer=60, settle=0.2, connect=60, probe=60)
     (prefill,), _ = world.pair(timeouts=quick)
     sender = give(prefill, 1, [1])
-    assert sender.wait(10) is FAILED and isinstance(sender.error, DeadlineExceeded)
+    assert sender.wait(30) is FAILED and isinstance(sender.error, DeadlineExceeded)
 
 
 def test_a_stalled_handle_fails_in_time_and_its_pages_stay_quarantined_until_it_lands(world):
@@ -52,7 +52,7 @@ def test_a_stalled_handle_fails_in_time_and_its_pages_stay_quarantined_until_it_
     prefill.agent.faults.stall_all = True
     receiver = ask(decode, 1, [4, 5])
     sender = give(prefill, 1, [1, 2])
-    assert receiver.wait(10) is FAILED and sender.wait(10) is FAILED
+    assert receiver.wait(30) is FAILED and sender.wait(30) is FAILED
     assert isinstance(receiver.error, DeadlineExceeded)
     assert prefill.agent.faults.seen  # the fault happened
     time.sleep(0.3)
@@ -70,7 +70,7 @@ def test_a_handle_that_errors_never_gives_the_pages_back_while_the_source_lives(
     prefill.agent.faults.error.add(prefill.agent.posts + 1)
     receiver = ask(decode, 1, [4, 5])
     sender = give(prefill, 1, [1, 2])
-    assert receiver.wait(10) is FAILED and sender.wait(10) is FAILED
+    assert receiver.wait(30) is FAILED and sender.wait(30) is FAILED
     assert isinstance(receiver.error, AgentError) and "injected" in str(receiver.error)
     time.sleep(0.3)
     assert not receiver.pages_releasable
@@ -83,22 +83,22 @@ def test_a_failed_post_is_named_and_leaves_nothing_in_quarantine(world):
     prefill.agent.faults.fail_post.add(prefill.agent.posts + 1)
     receiver = ask(decode, 1, [4])
     sender = give(prefill, 1, [1])
-    assert sender.wait(10) is FAILED and receiver.wait(10) is FAILED
+    assert sender.wait(30) is FAILED and receiver.wait(30) is FAILED
     assert "nixlBackendError" in str(receiver.error)
     assert until(lambda: receiver.pages_releasable)
     # The connection was made anew and the next room goes through.
     assert until(lambda: decode.endpoint.verdicts[0].state is VerdictState.WIRED)
     receiver = ask(decode, 2, [4])
     give(prefill, 2, [1])
-    assert receiver.wait(10) is SUCCESS and decode.pool.holds(2, [4])
+    assert receiver.wait(30) is SUCCESS and decode.pool.holds(2, [4])
 
 
 def test_decode_and_prefill_that_disagree_on_the_prompt_fail_by_name(world):
     (prefill,), (decode,) = world.pair()
     receiver = ask(decode, 1, [4, 5])
     sender = prefill.endpoint.send(room=1, tokens=TOKENS)
-    assert receiver.wait(10) is FAILED and isinstance(receiver.error, LayoutMismatch)
-    assert sender.wait(10) is FAILED and receiver.pages_releasable
+    assert receiver.wait(30) is FAILED and isinstance(receiver.error, LayoutMismatch)
+    assert sender.wait(30) is FAILED and receiver.pages_releasable
 
 
 def test_prefill_that_hands_over_too_few_pages_fails_by_name(world):
@@ -107,7 +107,7 @@ def test_prefill_that_hands_over_too_few_pages_fails_by_name(world):
     sender = prefill.endpoint.send(room=1, tokens=2 * TOKENS - 1)
     sender.chunk([1], 0, READY)
     sender.finish(b"")
-    assert receiver.wait(10) is FAILED and "1 of 2 pages" in str(receiver.error)
+    assert receiver.wait(30) is FAILED and "1 of 2 pages" in str(receiver.error)
 
 
 def test_a_replaced_prefill_fails_its_transfers_and_the_new_incarnation_serves(world):
@@ -116,12 +116,12 @@ def test_a_replaced_prefill_fails_its_transfers_and_the_new_incarnation_serves(w
     assert until(lambda: prefill.endpoint.inflight == 1)
     again = world.rank(Role.PREFILL, incarnation="prefill-2")
     world.wire([again], [decode])
-    assert receiver.wait(10) is FAILED and isinstance(receiver.error, PeerReplaced)
+    assert receiver.wait(30) is FAILED and isinstance(receiver.error, PeerReplaced)
     # The old one is alive and acknowledges: nothing was in flight.
     assert until(lambda: receiver.pages_releasable)
     receiver = ask(decode, 2, [4])
     give(again, 2, [1])
-    assert receiver.wait(10) is SUCCESS and decode.pool.holds(2, [4])
+    assert receiver.wait(30) is SUCCESS and decode.pool.holds(2, [4])
     assert [v.peer_incarnation for v in decode.endpoint.verdicts] == ["prefill-2"]
 
 
@@ -133,7 +133,7 @@ def test_a_replaced_source_with_a_write_in_flight_keeps_the_pages_until_it_settl
     assert until(lambda: prefill.agent.faults.seen)
     again = world.rank(Role.PREFILL, incarnation="prefill-2")
     world.wire([again], [decode])
-    assert receiver.wait(10) is FAILED
+    assert receiver.wait(30) is FAILED
     time.sleep(0.5)
     assert not receiver.pages_releasable  # a roster entry that is gone is no death
     world.hub.unstall(prefill.agent.name)
@@ -149,19 +149,19 @@ def test_a_peer_that_leaves_the_roster_and_comes_back_is_wired_again(world, in_f
     if in_flight:
         assert until(lambda: prefill.agent.faults.seen)
     else:
-        assert receiver.wait(10) is SUCCESS
+        assert receiver.wait(30) is SUCCESS
     prefill.agent.faults.stall_all = False
     for rank, other in ((decode, prefill), (prefill, decode)):
         rank.endpoint.apply_peers([])
         rank.endpoint.apply_peers([other.endpoint.card])
         handled(rank)  # decode first: prefill's word that it ended the request would be another reason
     if in_flight:
-        assert receiver.wait(10) is FAILED and isinstance(receiver.error, PeerReplaced)
+        assert receiver.wait(30) is FAILED and isinstance(receiver.error, PeerReplaced)
     for rank in (prefill, decode):
         assert until(lambda r=rank: r.endpoint.verdicts and r.endpoint.verdicts[0].state is VerdictState.WIRED)
     again = ask(decode, 2, [6])
     give(prefill, 2, [1])
-    assert again.wait(10) is SUCCESS and decode.pool.holds(2, [6])
+    assert again.wait(30) is SUCCESS and decode.pool.holds(2, [6])
     world.hub.unstall(prefill.agent.name)
     assert until(lambda: receiver.pages_releasable)
 
@@ -171,13 +171,13 @@ def test_a_connection_that_nixl_lost_is_made_anew(world):
     prefill.agent.remove_peer(decode.agent.name)  # as after nixlRemoteDisconnectError
     receiver = ask(decode, 1, [4])
     sender = give(prefill, 1, [1])
-    assert sender.wait(10) is FAILED and "nixlNotFoundError" in str(sender.error)
-    assert receiver.wait(10) is FAILED and until(lambda: receiver.pages_releasable)
+    assert sender.wait(30) is FAILED and "nixlNotFoundError" in str(sender.error)
+    assert receiver.wait(30) is FAILED and until(lambda: receiver.pages_releasable)
     assert until(lambda: prefill.endpoint.counters.get("peer_reloads", 0) >= 1)
     assert until(lambda: prefill.endpoint.verdicts[0].state is VerdictState.WIRED)
     receiver = ask(decode, 2, [4])
     give(prefill, 2, [1])
-    assert receiver.wait(10) is SUCCESS
+    assert receiver.wait(30) is SUCCESS
 
 
 def test_progress_that_fails_now_and_then_ends_nothing(world):
@@ -193,7 +193,7 @@ def test_progress_that_fails_now_and_then_ends_nothing(world):
     prefill.agent.progress = shaky  # type: ignore[method-assign]
     receiver = ask(decode, 1, [4])
     give(prefill, 1, [1])
-    assert receiver.wait(10) is SUCCESS and prefill.endpoint.failed is None
+    assert receiver.wait(30) is SUCCESS and prefill.endpoint.failed is None
     assert until(lambda: prefill.endpoint.counters.get("progress_errors", 0) > 3)
     assert prefill.endpoint.failed is None
 
@@ -205,12 +205,12 @@ def test_a_dead_source_that_left_the_roster_fences_its_pages(world):
     give(prefill, 1, [1])
     assert until(lambda: receiver.state is TransferState.TRANSFERRING)
     prefill.endpoint.close()  # its connections end and its port refuses
-    assert receiver.wait(10) is FAILED
+    assert receiver.wait(30) is FAILED
     time.sleep(0.3)
     assert not receiver.pages_releasable  # still in the roster: not confirmed
     decode.endpoint.apply_peers([])
     assert until(lambda: receiver.pages_releasable)
-    assert decode.endpoint.counters["quarantine_released{fence=source_end}"] == 1
+    assert until(lambda: decode.endpoint.counters.get("quarantine_released{fence=source_end}") == 1)
 
 
 def test_a_decode_that_vanishes_fails_the_send_and_not_the_others(world):
@@ -221,7 +221,7 @@ def test_a_decode_that_vanishes_fails_the_send_and_not_the_others(world):
     assert until(lambda: decode.pool.holds(1, [4]))  # nothing is left to post to it
     world.hub.disconnect(decode.agent.name)
     decode.endpoint.close()
-    assert sender.wait(10) is FAILED
+    assert sender.wait(30) is FAILED
     assert isinstance(sender.error, PeerUnreachable)
 
 
@@ -234,9 +234,9 @@ def test_draining_refuses_new_work_and_finishes_old(world):
     with pytest.raises(Draining):
         prefill.endpoint.send(room=2, tokens=1)
     other = ask(decode, 2, [6])
-    assert other.wait(10) is FAILED and isinstance(other.error, Draining)
+    assert other.wait(30) is FAILED and isinstance(other.error, Draining)
     sender.finish(b"m")
-    assert receiver.wait(10) is SUCCESS
+    assert receiver.wait(30) is SUCCESS
 
 
 @pytest.mark.parametrize("way", ["sent", "aborted"])
@@ -247,10 +247,10 @@ def test_draining_sends_or_ends_what_was_asked_for_before(world, way):
     prefill.endpoint.drain()
     if way == "sent":
         give(prefill, 1, [1])
-        assert receiver.wait(10) is SUCCESS and decode.pool.holds(1, [4])
+        assert receiver.wait(30) is SUCCESS and decode.pool.holds(1, [4])
     else:
         prefill.endpoint.send(room=1, tokens=3).abort("no more")
-        assert receiver.wait(10) is FAILED and "no more" in str(receiver.error)
+        assert receiver.wait(30) is FAILED and "no more" in str(receiver.error)
     assert until(lambda: prefill.endpoint.inflight == 0)
 
 
@@ -265,8 +265,8 @@ def test_a_crash_of_the_endpoints_thread_fails_every_transfer_and_is_visible(wor
 
     told.clear()
     decode.agent.progress = broken  # type: ignore[method-assign]
-    assert receiver.wait(10) is FAILED and "ZeroDivisionError" in str(receiver.error)
-    assert told.wait(10) and decode.endpoint.failed is not None
+    assert receiver.wait(30) is FAILED and "ZeroDivisionError" in str(receiver.error)
+    assert told.wait(30) and decode.endpoint.failed is not None
     with pytest.raises(Exception, match="ZeroDivisionError"):
         ask(decode, 2, [5])
 

@@ -19,12 +19,12 @@ def test_an_identity_used_again_for_the_same_pages_never_succeeds_without_its_by
     (prefill,), (decode,) = world.pair()
     first = ask(decode, 1, [4])
     give(prefill, 1, [1])
-    assert first.wait(10) is SUCCESS
+    assert first.wait(30) is SUCCESS
     decode.pool.fill(2, [4])  # the page is another request's now
     again = ask(decode, 1, [4])  # the same room, attempt, pages and tokens
     prefill.pool.fill(3, [1])
     give(prefill, 1, [1])
-    state = again.wait(10)
+    state = again.wait(30)
     if state is SUCCESS:
         assert decode.pool.holds(1, [4])
     else:
@@ -38,7 +38,7 @@ def test_a_room_used_again_with_a_new_attempt_is_served_anew(world):
         receiver = ask(decode, 1, [4], attempt=attempt)
         decode.pool.fill(9, [4])
         give(prefill, 1, [1])
-        assert receiver.wait(10) is SUCCESS, receiver.error
+        assert receiver.wait(30) is SUCCESS, receiver.error
         assert decode.pool.holds(1, [4])
 
 
@@ -50,8 +50,8 @@ def test_a_chunk_handed_over_twice_does_not_stand_for_one_that_is_missing(world)
     sender.chunk([1], 0, READY)
     sender.chunk([1], 0, READY)
     sender.finish(b"")
-    assert receiver.wait(10) is FAILED and "1 of 2 pages" in str(receiver.error)
-    assert sender.wait(10) is FAILED
+    assert receiver.wait(30) is FAILED and "1 of 2 pages" in str(receiver.error)
+    assert sender.wait(30) is FAILED
 
 
 def test_chunks_that_overlap_or_come_in_any_order_move_each_page_once(world):
@@ -62,7 +62,7 @@ def test_chunks_that_overlap_or_come_in_any_order_move_each_page_once(world):
     for pages, first in (([3, 8], 2), ([2, 3], 1), ([1, 2], 0)):
         sender.chunk(pages, first, READY)
     sender.finish(b"m")
-    assert receiver.wait(10) is SUCCESS, receiver.error
+    assert receiver.wait(30) is SUCCESS, receiver.error
     assert decode.pool.holds(1, [4, 5, 6, 7]) and decode.pool.untouched([4, 5, 6, 7])
 
 
@@ -81,9 +81,9 @@ def test_a_room_goes_to_one_decode_engine_and_the_next_one_is_refused_by_name(wo
     first = ask(one, 1, [4])
     assert until(lambda: prefill.endpoint.inflight == 1)
     second = ask(two, 1, [6])
-    assert second.wait(10) is FAILED and isinstance(second.error, RoomTaken), second.error
+    assert second.wait(30) is FAILED and isinstance(second.error, RoomTaken), second.error
     sender = give(prefill, 1, [1])
-    assert first.wait(10) is SUCCESS and sender.wait(10) is SUCCESS
+    assert first.wait(30) is SUCCESS and sender.wait(30) is SUCCESS
     assert one.pool.holds(1, [4]) and two.pool.untouched([])
     assert until(lambda: second.pages_releasable)
 
@@ -109,16 +109,16 @@ def test_a_second_decode_incarnation_with_the_same_room_gets_its_own_bytes_or_a_
     again = ask(second, 1, [4, 5])
     world.hub.unstall(prefill.agent.name)
     sender = sender or give(prefill, 1, [1, 2])
-    if again.wait(10) is SUCCESS:
-        assert second.pool.holds(1, [4, 5]) and sender.wait(10) is SUCCESS
+    if again.wait(30) is SUCCESS:
+        assert second.pool.holds(1, [4, 5]) and sender.wait(30) is SUCCESS
     else:
         assert again.error is not None and again.metadata is None, again.error
         assert until(lambda: again.pages_releasable)
         assert second.pool.untouched([])
-    assert old.wait(10) is not SUCCESS
+    assert old.wait(30) is not SUCCESS
     retried = ask(second, 1, [6, 7], attempt=1)
     give(prefill, 1, [1, 2])
-    assert retried.wait(10) is SUCCESS, retried.error
+    assert retried.wait(30) is SUCCESS, retried.error
     assert second.pool.holds(1, [6, 7]) and second.pool.untouched([4, 5, 6, 7])
 
 
@@ -133,7 +133,7 @@ def test_each_failed_request_names_its_own_room(world):
         rank.endpoint.apply_peers([])
     for transfers in (receivers, senders):
         for room, transfer in enumerate(transfers, 1):
-            assert transfer.wait(10) is FAILED
+            assert transfer.wait(30) is FAILED
             assert transfer.error.room == room, transfer.error
 
 
@@ -141,8 +141,8 @@ def test_metadata_and_page_lists_over_the_frames_bound_are_refused_by_name_and_h
     (prefill,), (decode,) = world.pair()
     receiver = ask(decode, 1, [4])
     sender = give(prefill, 1, [1], metadata=b"x" * (MAX_METADATA + 1))
-    assert sender.wait(10) is FAILED and isinstance(sender.error, LayoutMismatch)
-    assert receiver.wait(10) is FAILED and "metadata" in str(receiver.error)
+    assert sender.wait(30) is FAILED and isinstance(sender.error, LayoutMismatch)
+    assert receiver.wait(30) is FAILED and "metadata" in str(receiver.error)
     with pytest.raises(LayoutMismatch, match="pages"):
         decode.endpoint.receive(
             room=2, attempt=0, bootstrap=BOOTSTRAP, pages=range(MAX_PAGES + 1), tokens=(MAX_PAGES + 1) * TOKENS
@@ -150,7 +150,7 @@ def test_metadata_and_page_lists_over_the_frames_bound_are_refused_by_name_and_h
     assert prefill.endpoint.failed is None and decode.endpoint.failed is None
     receiver = ask(decode, 3, [6])
     give(prefill, 3, [1], metadata=b"x" * MAX_METADATA)
-    assert receiver.wait(10) is SUCCESS and receiver.metadata == b"x" * MAX_METADATA
+    assert receiver.wait(30) is SUCCESS and receiver.metadata == b"x" * MAX_METADATA
 
 
 def test_a_transfer_that_begins_while_the_endpoint_ends_fails_and_never_waits(world):
@@ -166,4 +166,4 @@ def test_a_transfer_that_begins_while_the_endpoint_ends_fails_and_never_waits(wo
         del rank.endpoint._core.call
         rank.endpoint.close()
     for transfer in lost:
-        assert transfer.wait(0.5) is FAILED and "closed" in str(transfer.error)
+        assert transfer.wait(20) is FAILED and "closed" in str(transfer.error)

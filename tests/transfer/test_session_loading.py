@@ -19,12 +19,12 @@ def test_a_request_that_comes_before_its_peer_is_loaded_waits_for_it(world):
     """The roster names it, so the request is good; it was failed with "the roster changed"."""
     prefill, decode = world.rank(Role.PREFILL), world.rank(Role.DECODE)
     load, asked = decode.agent.add_peer, threading.Event()
-    decode.agent.add_peer = lambda metadata: (asked.wait(10), load(metadata))[1]
+    decode.agent.add_peer = lambda metadata: (asked.wait(30), load(metadata))[1]
     world.wire([prefill], [decode], wait=False)
     receiver = ask(decode, 1, [4])
     asked.set()
     give(prefill, 1, [1])
-    assert receiver.wait(10) is SUCCESS and decode.pool.holds(1, [4])
+    assert receiver.wait(30) is SUCCESS and decode.pool.holds(1, [4])
 
 
 def test_a_request_that_comes_before_its_peer_is_refused_fails_by_the_reason(world):
@@ -32,14 +32,14 @@ def test_a_request_that_comes_before_its_peer_is_refused_fails_by_the_reason(wor
     turned = threading.Event()
 
     def refuses(metadata):
-        turned.wait(10)
+        turned.wait(30)
         raise AgentFailure("nixlInvalidParamError", "injected: odd metadata", posted=False)
 
     decode.agent.add_peer = refuses
     world.wire([prefill], [decode], wait=False)
     receiver = ask(decode, 1, [4])
     turned.set()
-    assert receiver.wait(10) is FAILED and "odd metadata" in str(receiver.error)
+    assert receiver.wait(30) is FAILED and "odd metadata" in str(receiver.error)
     assert until(lambda: receiver.pages_releasable)
 
 
@@ -62,4 +62,4 @@ def test_a_request_that_comes_while_a_roster_is_applied_never_finds_a_peer_that_
     assert len(asked) == 1
     receiver = ask(decode, 1, [4])
     give(prefill, 1, [1])
-    assert receiver.wait(10) is SUCCESS
+    assert receiver.wait(30) is SUCCESS

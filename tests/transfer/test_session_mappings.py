@@ -107,5 +107,5 @@ def test_replicated_heads_and_rows_of_all_heads_arrive_once_on_every_rank(world,
         senders += [sender] * asked
     assert len(senders) >= min(p, d)
     for transfer in (*receivers, *senders):
-        assert transfer.wait(10) is SUCCESS, transfer.error
+        assert transfer.wait(30) is SUCCESS, transfer.error
     assert all(r.holds() for r in decode)

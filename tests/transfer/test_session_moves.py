@@ -28,7 +28,7 @@ def test_every_byte_arrives_and_nothing_else_changes(world, place, p, d, early):
             handled(rank)
         receivers = [ask(r, 7, dst) for r in decode]
     for transfer in (*senders, *receivers):
-        assert transfer.wait(10) is SUCCESS, transfer.error
+        assert transfer.wait(30) is SUCCESS, transfer.error
     for rank, receiver in zip(decode, receivers, strict=True):
         assert rank.pool.holds(7, dst) and rank.pool.untouched(dst)
         assert receiver.metadata == b"first token" and receiver.pages_releasable
@@ -54,7 +54,7 @@ def test_device_and_host_regions_in_one_request_arrive_whole_and_emulation_shows
     for rank in prefill:
         give(rank, 7, [5, 1, 9])
     for rank, receiver in zip(decode, receivers, strict=True):
-        assert receiver.wait(10) is SUCCESS, receiver.error
+        assert receiver.wait(30) is SUCCESS, receiver.error
         assert rank.pool.holds(7, [30, 7, 2]) and rank.pool.untouched([30, 7, 2])
 
 
@@ -68,7 +68,7 @@ def test_pipeline_stages_send_their_layers(world, p, d):
     receivers = [ask(r, 3, [8, 9]) for r in decode]
     senders = [give(r, 3, [1, 2]) for r in prefill]
     for transfer in (*senders, *receivers):
-        assert transfer.wait(10) is SUCCESS, transfer.error
+        assert transfer.wait(30) is SUCCESS, transfer.error
     assert all(r.pool.holds(3, [8, 9]) and r.pool.untouched([8, 9]) for r in decode)
 
 
@@ -85,7 +85,7 @@ def test_data_parallel_prefill_ranks_are_chosen_by_room(world):
     world.wire(prefill, [decode])
     receiver = ask(decode, 5, [8])  # 5 mod 2: rank 1
     sender = give(prefill[1], 5, [1])
-    assert receiver.wait(10) is SUCCESS and sender.wait(10) is SUCCESS
+    assert receiver.wait(30) is SUCCESS and sender.wait(30) is SUCCESS
     assert decode.pool.holds(5, [8])
 
 
@@ -93,7 +93,7 @@ def test_pages_decode_has_already_are_not_sent(world):
     (prefill,), (decode,) = world.pair()
     receiver = ask(decode, 1, [4, 5], first_page=2)
     sender = give(prefill, 1, [10, 11, 12, 13])
-    assert (sender.wait(10), receiver.wait(10)) == (SUCCESS, SUCCESS)
+    assert (sender.wait(30), receiver.wait(30)) == (SUCCESS, SUCCESS)
     assert decode.pool.holds(1, [4, 5], first_page=2) and decode.pool.untouched([4, 5])
 
 
@@ -107,7 +107,7 @@ def test_a_chunk_is_not_sent_before_its_ready_event(world):
     assert receiver.wait(0.2) is TransferState.WAITING
     prefill.pool.fill(1, [3])
     ready.set()
-    assert receiver.wait(10) is SUCCESS
+    assert receiver.wait(30) is SUCCESS
     assert decode.pool.holds(1, [4])
 
 
@@ -116,7 +116,7 @@ def test_emulated_vram_is_labelled_on_cards_verdicts_metrics_and_in_the_log(worl
     (prefill,), (decode,) = world.pair()
     receiver = ask(decode, 1, [4, 5])
     give(prefill, 1, [1, 2])
-    assert receiver.wait(10) is SUCCESS and decode.pool.holds(1, [4, 5])
+    assert receiver.wait(30) is SUCCESS and decode.pool.holds(1, [4, 5])
     plain = world.rank(Role.DECODE, memory="DRAM")
     for rank, emulated in ((prefill, True), (decode, True), (plain, False)):
         assert rank.endpoint.card.layout.emulated_vram is emulated

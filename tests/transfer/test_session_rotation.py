@@ -29,7 +29,7 @@ def lose_a_handle(prefill: Rank, decode: Rank, room: int, pages: list[int]):
     prefill.agent.faults.error.add(prefill.agent.posts + 1)
     receiver = ask(decode, room, pages)
     give(prefill, room, list(range(1, len(pages) + 1)))
-    assert receiver.wait(10) is FAILED
+    assert receiver.wait(30) is FAILED
     assert any("error" in s for s in prefill.agent.faults.seen)
     return receiver
 
@@ -37,9 +37,17 @@ def lose_a_handle(prefill: Rank, decode: Rank, room: int, pages: list[int]):
 def moves(prefill: Rank, decode: Rank, room: int, pages: list[int]) -> None:
     receiver = ask(decode, room, pages)
     sender = give(prefill, room, list(range(1, len(pages) + 1)))
-    assert receiver.wait(10) is SUCCESS, receiver.error
-    assert sender.wait(10) is SUCCESS, sender.error
+    assert receiver.wait(30) is SUCCESS, receiver.error
+    assert sender.wait(30) is SUCCESS, sender.error
     assert decode.pool.holds(room, pages)
+
+
+def held_rotation(decode: Rank) -> threading.Event:
+    """It takes no new agent before the event is set, however long the test takes to come there."""
+    core, go_on = decode.endpoint._core, threading.Event()
+    make = core.make_agent
+    core.make_agent = lambda name: (go_on.wait(60), make(name))[1]
+    return go_on
 
 
 def generation(rank: Rank) -> int:
@@ -48,9 +56,7 @@ def generation(rank: Rank) -> int:
 
 def test_pages_that_wait_too_long_are_free_after_a_new_agent_and_the_late_write_does_not_land(world):
     (prefill,), (decode,) = world.pair(timeouts=TIMES)
-    first, core, go_on = decode.agent, decode.endpoint._core, threading.Event()
-    make = core.make_agent
-    core.make_agent = lambda name: (go_on.wait(10), make(name))[1]
+    first, go_on = decode.agent, held_rotation(decode)
     receiver = lose_a_handle(prefill, decode, 1, [4, 5])
     assert not receiver.pages_releasable  # before there is a new agent
     go_on.set()
@@ -88,6 +94,7 @@ def test_a_transfer_that_began_before_goes_on_to_the_old_agent_which_lives_until
     sender = prefill.endpoint.send(room=7, tokens=2 * TOKENS - 1)
     sender.chunk([20], 0, READY)
     assert until(lambda: healthy.state is TransferState.TRANSFERRING)
+    assert until(lambda: decode.pool.holds(7, [8]))  # all of the chunk: the fault is for the next post
     lost = lose_a_handle(prefill, decode, 1, [4, 5])
     assert until(lambda: generation(decode) == 1)
     moves(prefill, decode, 2, [12])  # to the new one, while the old one lives
@@ -95,7 +102,7 @@ def test_a_transfer_that_began_before_goes_on_to_the_old_agent_which_lives_until
     posted = len(prefill.agent.handles)
     sender.chunk([21], 1, READY)
     sender.finish(b"late")
-    assert healthy.wait(10) is SUCCESS and decode.pool.holds(7, [8, 9])
+    assert healthy.wait(30) is SUCCESS and decode.pool.holds(7, [8, 9])
     assert first.name in {h.peer for h in prefill.agent.handles[posted:] if h.landed}
     assert until(lambda: lost.pages_releasable) and not first.alive
 
@@ -107,9 +114,9 @@ def test_a_transfer_that_hangs_on_the_old_agent_fails_by_name_when_the_rotation_
     sender = prefill.endpoint.send(room=7, tokens=TOKENS - 1)
     lost = lose_a_handle(prefill, decode, 1, [4, 5])
     assert until(lambda: lost.pages_releasable)
-    assert hangs.wait(10) is FAILED and isinstance(hangs.error, DeadlineExceeded)
+    assert hangs.wait(30) is FAILED and isinstance(hangs.error, DeadlineExceeded)
     assert "agent" in str(hangs.error) and hangs.pages_releasable
-    assert sender.wait(10) is FAILED and "gone" in str(sender.error)
+    assert sender.wait(30) is FAILED and "gone" in str(sender.error)
     moves(prefill, decode, 8, [8, 4])
 
 
@@ -124,10 +131,12 @@ def cut(rank: Rank) -> None:
 
 def test_a_peer_that_was_away_learns_of_the_new_agent_before_it_may_post(world):
     (prefill,), (decode,) = world.pair(timeouts=TIMES)
-    listener = decode.endpoint._wiring
+    listener, go_on = decode.endpoint._wiring, held_rotation(decode)
     lost = lose_a_handle(prefill, decode, 1, [4, 5])
     decode.endpoint._core.call(setattr, listener, "wants", lambda peer: False)  # it dials no more
     cut(decode)
+    assert until(lambda: listener.known()[0].channel is None)
+    go_on.set()
     assert until(lambda: lost.pages_releasable)
     assert prefill.endpoint._wiring.known()[0].card.generation == 0  # it was not told
     decode.endpoint._core.call(delattr, listener, "wants")
@@ -164,7 +173,7 @@ def test_a_rotated_card_from_the_operator_is_the_same_peer_and_an_old_one_change
     prefill.pool.fill(7, [20])
     sender.chunk([20], 0, READY)
     sender.finish(b"")
-    assert healthy.wait(10) is SUCCESS and sender.wait(10) is SUCCESS
+    assert healthy.wait(30) is SUCCESS and sender.wait(30) is SUCCESS
 
 
 def test_the_operators_card_alone_is_enough_to_follow(world):
@@ -255,20 +264,22 @@ def test_an_agent_that_can_not_be_made_is_tried_again_while_less_than_the_cap_wa
 def test_an_old_agent_that_is_not_surely_destroyed_frees_nothing(world, monkeypatch):
     monkeypatch.setattr("pdtransfer.session.rotation.RETRY", 0.2)
     (prefill,), (decode,) = world.pair(timeouts=TIMES)
-    first, tries = decode.agent, []
+    first, tries, go_on = decode.agent, [], threading.Event()
     close = first.close
 
     def clings() -> None:
         tries.append(1)
         if len(tries) < 3:
             raise AgentFailure("nixlNotAllowedError", "injected: still referred to", posted=False)
+        go_on.wait(30)  # until the test has looked
         close()
 
     first.close = clings
     lost = lose_a_handle(prefill, decode, 1, [4, 5])
-    assert until(lambda: len(tries) == 2)
+    assert until(lambda: len(tries) >= 2)
     assert not lost.pages_releasable
     assert world.hub.unstall(prefill.agent.name)  # it lands, so nothing could be freed
+    go_on.set()
     assert until(lambda: lost.pages_releasable) and not first.alive
 
 
@@ -312,7 +323,7 @@ def test_a_request_for_an_agent_that_is_not_loaded_is_refused_and_settled(world)
     decode.endpoint._core.call(setattr, decode.endpoint._destination, "_ask", wrong)
     receiver = ask(decode, 1, [4])
     give(prefill, 1, [1])
-    assert receiver.wait(10) is FAILED and "generation 5" in str(receiver.error)
+    assert receiver.wait(30) is FAILED and "generation 5" in str(receiver.error)
     assert receiver.pages_releasable and decode.pool.untouched([])
 
 
@@ -328,9 +339,8 @@ def test_closing_while_the_old_agent_drains_ends_everything(world):
     waits = ask(decode, 7, [8])
     lost = lose_a_handle(prefill, decode, 1, [4, 5])
     assert until(lambda: generation(decode) == 1)
-    began = time.monotonic()
-    decode.endpoint.close()
-    assert time.monotonic() - began < 10 and decode.endpoint.failed is None
+    decode.endpoint.close()  # which does not wait for ever
+    assert not decode.endpoint._core._thread.is_alive() and decode.endpoint.failed is None
     assert waits.state is FAILED and not lost.pages_releasable
     assert [a.alive for a in decode.agents] == [False, False]
     host, _, port = decode.endpoint.card.control.rpartition(":")

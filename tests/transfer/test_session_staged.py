@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from kv_world import PAGES, TOKENS, Rank, World, ask, give, slots, until
 from places import DEVICES, STAND_IN, Place
@@ -30,7 +32,7 @@ def shuttle(prefill: list[Rank], decode: list[Rank], room: int, src: list[int], 
     receivers = [ask(r, room, dst) for r in decode]
     senders = [give(r, room, src) for r in prefill]
     for transfer in (*senders, *receivers):
-        assert transfer.wait(10) is SUCCESS, transfer.error
+        assert transfer.wait(30) is SUCCESS, transfer.error
     for rank in decode:
         assert rank.pool.holds(room, dst)
 
@@ -98,7 +100,7 @@ def test_a_prefix_that_decode_has_and_a_ragged_last_page_in_every_strategy(
     for rank in prefill:
         give(rank, 1, [10, 11, 12, 13, 14])
     for rank, receiver in zip(decode, receivers, strict=True):
-        assert receiver.wait(10) is SUCCESS, receiver.error
+        assert receiver.wait(30) is SUCCESS, receiver.error
         assert rank.pool.holds(1, [4, 5], first_page=3) and rank.pool.untouched([4, 5])
 
 
@@ -110,17 +112,20 @@ def test_a_slot_of_either_memory_kind_is_used_as_soon_as_it_is_lent(world: World
     held: list[tuple[object, SlotGrant]] = []
     filled: list[SlotFilled] = []
     lend, say = decode.endpoint._wiring.send, prefill.endpoint._wiring.send
+    lock = threading.Lock()  # the two ranks have threads of their own
 
     def lend_late(peer, frame):
-        if isinstance(frame, SlotGrant) and frame.arena is MemoryKind.DRAM and not filled:
-            held.append((peer, frame))
-        else:
-            lend(peer, frame)
+        with lock:
+            if isinstance(frame, SlotGrant) and frame.arena is MemoryKind.DRAM and not filled:
+                held.append((peer, frame))
+                return
+        lend(peer, frame)
 
     def say_filled(peer, frame):
-        if isinstance(frame, SlotFilled):
-            filled.append(frame)
-            while held:
+        with lock:
+            if isinstance(frame, SlotFilled):
+                filled.append(frame)
+            while held and filled:
                 decode.endpoint._core.call(lend, *held.pop())
         say(peer, frame)
 

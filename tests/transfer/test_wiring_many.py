@@ -17,6 +17,8 @@ from pdtransfer.contract.card import RankCard
 from pdtransfer.contract.verdict import VerdictState
 from pdtransfer.session import loader
 from pdtransfer.session.api import TransferState
+from pdtransfer.session.channel import Channel
+from pdtransfer.session.frames import Hello
 
 MANY = 64
 LOAD = 0.03
@@ -65,7 +67,8 @@ def steps(turns: Sequence[object]) -> list[int]:
 def loads_until_the_end(world: World, load: float = LOAD) -> tuple[list[int], list[object]]:
     """A transfer that from the `HELD`th load on needs more turns than half of the loads leave runs while
     many peers are wired: the turns between the loads before its end, and all loads (the list grows).
-    It is held until then because a fast loop has all those turns in the pause after one load."""
+    It is held until then because a fast loop has all those turns in the pause after one load. Its end is noted
+    by the thread that loads: this one may get no core for the time of many loads."""
     (prefill,), (decode,) = world.pair()
     core = prefill.endpoint._core
 
@@ -81,12 +84,18 @@ def loads_until_the_end(world: World, load: float = LOAD) -> tuple[list[int], li
     prefill.agent.faults.delay_polls = 40 * loader.TURNS
     receiver = ask(decode, 1, [4, 5])
     sender = give(prefill, 1, [1, 2])
+    ended: list[int] = []
+
+    def changed() -> None:
+        if sender.state is TransferState.SUCCESS:
+            ended.append(len(loads))
+
+    prefill.endpoint.on_change(changed)
     assert until(lambda: prefill.endpoint.inflight and core.mover.handles_in_flight)
     prefill.endpoint.apply_peers([decode.endpoint.card, *twins(world, decode.endpoint.card, MANY)])
-    assert receiver.wait(30) is TransferState.SUCCESS
-    before = len(loads)
-    assert sender.wait(10) is TransferState.SUCCESS
-    return steps(loads[:before]), loads
+    assert receiver.wait(60) is TransferState.SUCCESS and sender.wait(60) is TransferState.SUCCESS
+    assert until(lambda: ended)
+    return steps(loads[: ended[0]]), loads
 
 
 def test_a_transfer_ends_long_before_the_last_of_many_peers_is_loaded(world: World) -> None:
@@ -114,9 +123,19 @@ def test_peers_are_loaded_without_pauses_when_nothing_moves(world: World) -> Non
     assert all(n <= 2 for n in steps(loads))  # one to make progress, and one that had begun
 
 
-def test_who_connects_is_loaded_before_those_who_do_not(world: World) -> None:
+def test_who_connects_is_loaded_before_those_who_do_not(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill, decode = world.rank(Role.PREFILL), world.rank(Role.DECODE)
-    loads = slow_loads(prefill, 0.01, lambda: None)
+    greeted = threading.Event()
+    real = Channel.send
+
+    def send(self: Channel, frame: object) -> bool:
+        sent = real(self, frame)
+        if isinstance(frame, Hello):
+            greeted.set()
+        return sent
+
+    monkeypatch.setattr(Channel, "send", send)
+    loads = slow_loads(prefill, 0.01, lambda: greeted.wait(60))  # however late the one that exists comes
     added: list[str] = []
     add = prefill.agent.add_peer
 
@@ -137,7 +156,7 @@ def test_who_connects_is_loaded_before_those_who_do_not(world: World) -> None:
 def test_a_peer_that_leaves_before_its_turn_is_not_loaded_and_may_come_back(world: World) -> None:
     prefill, decode = world.rank(Role.PREFILL), world.rank(Role.DECODE)
     left = threading.Event()
-    loads = slow_loads(prefill, 0.02, lambda: left.wait(10))
+    loads = slow_loads(prefill, 0.02, lambda: left.wait(60))
     others = twins(world, decode.endpoint.card, 20)
     prefill.endpoint.apply_peers([*others, decode.endpoint.card])
     prefill.endpoint.apply_peers(others[:1])
