@@ -151,6 +151,19 @@ def test_an_engine_that_does_not_fit_fails_the_room_by_name_and_raises_nothing(
     assert second.wrong() == []
 
 
+@pytest.mark.parametrize("stages", [(1, 2), (2, 4), (4, 2)])
+def test_stages_that_sglang_does_not_map_fail_the_room_by_name(here: World, stages: tuple[int, int]) -> None:
+    """Rule A8: SGLang's common classes, which the plugin builds on, map one decode stage or prefill's number only."""
+    p, d = stages
+    prefill, decode = here.engine(pp=p), here.engine(role="decode", pp=d, port=1)
+    request = Request(57, prefill, decode, prompt=2)
+    request.begin()
+    for one in request.receivers:
+        assert one.poll() == KVPoll.Failed
+        assert f"A8: prefill has {p} pipeline stages, decode {d}" in request.reason(one)
+    assert [m.problem for m in decode.managers] == [""] * d
+
+
 def test_nobody_at_the_address_is_said_by_name_when_sglang_gives_up(here: World) -> None:
     decode = here.engine(role="decode", port=1)
     (manager,) = decode.managers

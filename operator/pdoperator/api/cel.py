@@ -221,14 +221,9 @@ RULES: tuple[CelRule, ...] = (
     ),
     CelRule(
         ("spec",),
-        "self.transfer.backend == 'PDCluster'"
-        " || self.decode.pipelineParallelSize in [1, self.prefill.pipelineParallelSize]",
-        "with this transfer.backend decode's pipelineParallelSize must be 1 or prefill's (A8): change it, or set "
-        "transfer.backend to PDCluster",
-        lambda spec: (
-            spec["transfer"]["backend"] == "PDCluster"
-            or spec["decode"]["pipelineParallelSize"] in (1, spec["prefill"]["pipelineParallelSize"])
-        ),
+        "self.decode.pipelineParallelSize in [1, self.prefill.pipelineParallelSize]",
+        "decode's pipelineParallelSize must be 1 or prefill's (A8)",
+        lambda spec: spec["decode"]["pipelineParallelSize"] in (1, spec["prefill"]["pipelineParallelSize"]),
         field_path=".decode.pipelineParallelSize",
         compat="A8",
     ),

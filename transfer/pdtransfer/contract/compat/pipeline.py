@@ -25,9 +25,9 @@ _PREFILL_1 = "set prefill pipelineParallelSize to 1"
 @A.rule(
     "A8",
     "Decode's pipeline stages are 1 or prefill's",
-    columns(nixl=Outcome.DCRASH, mooncake=Outcome.DCRASH),
+    columns(Outcome.REQ, Outcome.DCRASH, Outcome.DCRASH),
     needs=("pipeline_parallel",),
-    change="set decode pipelineParallelSize to 1 (or to prefill's), or transfer.backend PDCluster",
+    change="set decode pipelineParallelSize to 1 (or to prefill's)",
 )
 def a8(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     if d.pipeline_parallel in (1, p.pipeline_parallel):
