@@ -35,7 +35,7 @@ def apply_dns(layout: Layout, tools: Tools) -> None:
         text = text.replace(mark, value)
     command = [tools["kubectl"], f"--kubeconfig={layout.kubeconfig}", "apply"]
     command += ["--server-side", "--force-conflicts", "--filename=-"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         raise ClusterError(f"CoreDNS can't be installed: {done.stderr.strip()}")
 

@@ -135,7 +135,7 @@ def find_all(cluster_id: str) -> list[Path]:
     return found
 
 
-def remove_all(cluster_id: str, deadline_s: float = 10.0) -> list[Path]:
+def remove_all(cluster_id: str, deadline_s: float = 30.0) -> list[Path]:
     """Ends what still runs in the cluster's groups and removes them; returns what is left."""
     deadline = time.monotonic() + deadline_s
     while left := find_all(cluster_id):

@@ -115,7 +115,7 @@ class Cluster:
         wait_for(
             "the nodes to register and be Ready",
             lambda: addons.nodes_ready(client, every),
-            timeout=90,
+            timeout=180,
             log=layout.log(f"kubelet-{names[0]}"),
             hint=f"see also the other kubelets' logs in {layout.logs}; {_AGAIN}",
             alive=lambda: all(processes.alive(f"kubelet-{name}") for name in names),
@@ -125,7 +125,7 @@ class Cluster:
         wait_for(
             "the cluster's DNS",
             lambda: addons.dns_available(client),
-            timeout=90,
+            timeout=180,
             log=layout.log(f"kubelet-{names[0]}"),
             hint="`python3 -m e2e.cluster kubectl -n kube-system describe pods` says more",
         )

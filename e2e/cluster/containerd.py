@@ -132,7 +132,7 @@ def answers(state: Path) -> bool:
     if not socket(state).exists():
         return False
     try:
-        ctr(state, "version", timeout=5)
+        ctr(state, "version", timeout=20)
     except (ClusterError, subprocess.TimeoutExpired):
         return False
     return True

@@ -15,7 +15,7 @@ SCHEDULER = "kube-scheduler"
 
 # etcd listens on the fabric's loopback only, where nothing but the control plane is.
 _ETCD_URL = "http://127.0.0.1:2379"
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 180.0
 
 
 def start(layout: Layout, processes: Processes, tools: Tools) -> None:

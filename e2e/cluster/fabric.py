@@ -51,7 +51,7 @@ def ensure(layout: Layout, processes: Processes) -> None:
     wait_for(
         "the fabric's network namespace",
         ready.exists,
-        timeout=10,
+        timeout=60,
         log=layout.log(PROCESS),
         hint="the kernel must offer network namespaces, bridges and veth devices",
         alive=lambda: processes.alive(PROCESS),

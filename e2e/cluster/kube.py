@@ -41,7 +41,7 @@ class KubeClient:
         path: str,
         body: object = None,
         content_type: str = "application/json",
-        timeout: float = 5.0,
+        timeout: float = 30.0,
     ) -> str:
         connection = http.client.HTTPSConnection(self._host, self._port, context=self._context, timeout=timeout)
         try:

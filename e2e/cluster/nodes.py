@@ -79,7 +79,7 @@ def connect(layout: Layout, processes: Processes, node: NodeAddresses) -> None:
     wait_for(
         f"{node.name}'s namespaces",
         lambda: _has_own_network(init_pid(processes, node.name)),
-        timeout=10,
+        timeout=60,
         log=log,
         alive=alive,
         interval=0.01,
@@ -94,11 +94,11 @@ def connect(layout: Layout, processes: Processes, node: NodeAddresses) -> None:
     )
     fabric.ip(processes, "link", "set", port, "master", "br0", "up")
     fabric.ip(processes, "route", "replace", str(node.pods), "via", str(node.node))
-    wait_for(f"{node.name}'s start-up", (state / "ready").exists, timeout=20, log=log, alive=alive)
+    wait_for(f"{node.name}'s start-up", (state / "ready").exists, timeout=90, log=log, alive=alive)
     wait_for(
         f"{node.name}'s containerd",
         lambda: containerd.answers(state),
-        timeout=30,
+        timeout=120,
         log=log,
         alive=alive,
         interval=0.05,
@@ -245,4 +245,4 @@ def kill_program(processes: Processes, name: str) -> None:
     start = start_time(pid)
     if start is not None:
         kill(ProcessRecord(name, pid, start))
-    wait_for(f"the end of {name}", lambda: not processes.alive(name), timeout=10, interval=0.02)
+    wait_for(f"the end of {name}", lambda: not processes.alive(name), timeout=60, interval=0.02)

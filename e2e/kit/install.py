@@ -33,9 +33,9 @@ def operator(target: Target) -> None:
             str(ROOT / "charts" / "pdcluster"), "--namespace", SYSTEM, "--create-namespace",
             "--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}",
             "--set", f"defaults.transferImage={target.image}", "--set", f"defaults.routerImage={target.image}",
-            "--wait", "--timeout", "60s",
+            "--wait", "--timeout", "180s",
         ],
-        timeout=120,
+        timeout=240,
         check=False,
     )  # fmt: skip
     if done.returncode:
@@ -68,8 +68,8 @@ def uninstall(target: Target) -> None:
     """`helm uninstall`; the CRD and the PDClusters stay, as the chart says."""
     run(
         [target.helm, "--kubeconfig", target.kubectl.kubeconfig, "uninstall", RELEASE, "--namespace", SYSTEM,
-         "--ignore-not-found", "--wait", "--timeout", "90s"],
-        timeout=120,
+         "--ignore-not-found", "--wait", "--timeout", "180s"],
+        timeout=240,
     )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def make_model(folder: Path, *, seed: int = 0) -> Path:
     """A tiny float32 Llama with random weights and a tokenizer, made on the spot."""
     run(
         [sys.executable, "-m", "pdtransfer.engines.reference.tiny_model", str(folder), "--seed", str(seed)],
-        timeout=120,
+        timeout=300,
     )
     return folder
 

@@ -13,7 +13,16 @@ from e2e.kit import cluster, install, truth
 from e2e.kit.cluster import Target
 from e2e.kit.kubectl import Kubectl
 
+SECONDS = 1800
+"""A test's time with that of its fixtures: the first one starts the cluster, on a new machine after installing its
+programs. Every wait has a deadline of its own, which names what it waited for."""
 NAMESPACE = os.environ.get("PDCLUSTER_E2E_NAMESPACE", "pdcluster-e2e")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(SECONDS))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from e2e.kit import install, requests
@@ -38,6 +39,20 @@ def _exact(kubectl: Kubectl, name: str, model: Model) -> None:
         assert requests.wrong(requests.compare(f"http://127.0.0.1:{port}", model.cases)) == []
 
 
+def _settled(picture: Callable[[], dict[str, Any]], seconds: float = 10) -> dict[str, Any]:
+    """What `picture` gives once it stood for so long: the end of what a test before has changed."""
+    last, since = picture(), time.monotonic()
+
+    def stood() -> bool:
+        nonlocal last, since
+        if (now := picture()) != last:
+            last, since = now, time.monotonic()
+        return time.monotonic() - since >= seconds
+
+    wait_for("nothing changes any more", stood, timeout=120, every=1, context=lambda: str(last))
+    return last
+
+
 def test_a_deleted_decode_pod_is_replaced_without_a_wrong_token(
     kubectl: Kubectl, quickstart: str, model: Model
 ) -> None:
@@ -51,14 +66,14 @@ def test_a_deleted_decode_pod_is_replaced_without_a_wrong_token(
         kubectl.forward(f"service/{quickstart}-router", 30000) as port,
         load(f"http://127.0.0.1:{port}", model.cases) as history,
     ):
-        wait_for("traffic before the fault", lambda: history.succeeded >= 4, timeout=60)
+        wait_for("traffic before the fault", lambda: history.succeeded >= 4, timeout=120)
         kubectl("delete", "pod", gone["name"], "--wait=false")
-        wait_for("a wired replacement", replaced, timeout=180, every=0.5)
+        wait_for("a wired replacement", replaced, timeout=300, every=0.5)
         before = history.succeeded
-        wait_for("traffic after the fault", lambda: history.succeeded >= before + 6, timeout=60)
+        wait_for("traffic after the fault", lambda: history.succeeded >= before + 6, timeout=120)
     assert history.wrong_tokens == []
     assert history.slowest < 90
-    kubectl.wait_condition("pdcluster", quickstart, "Ready", timeout=60)
+    kubectl.wait_condition("pdcluster", quickstart, "Ready", timeout=120)
     _exact(kubectl, quickstart, model)
 
 
@@ -75,11 +90,15 @@ def test_a_killed_rank_comes_back_as_a_new_incarnation_of_the_same_pod(
 
     before = restarts()
     kubectl("exec", name, "-c", "engine", "--", "python3", "-c", KILL_A_RANK)
-    wait_for("the engine container restarted", lambda: restarts() > before, timeout=90)
-    wait_for("the pod is wired again", lambda: _ready(kubectl.get("pod", name)), timeout=120)
-    kubectl.wait_condition("pdcluster", quickstart, "Ready", timeout=60)
-    events = kubectl.get("events")
-    assert any(e["reason"] == "PeerReplaced" and e["involvedObject"]["name"] == quickstart for e in events)
+    wait_for("the engine container restarted", lambda: restarts() > before, timeout=180)
+    wait_for("the pod is wired again", lambda: _ready(kubectl.get("pod", name)), timeout=240)
+    kubectl.wait_condition("pdcluster", quickstart, "Ready", timeout=120)
+
+    def told() -> bool:
+        events = kubectl.get("events")
+        return any(e["reason"] == "PeerReplaced" and e["involvedObject"]["name"] == quickstart for e in events)
+
+    wait_for("an event tells of the new incarnation", told, timeout=30, every=1)
     _exact(kubectl, quickstart, model)
 
 
@@ -104,16 +123,17 @@ def test_restarting_the_operator_moves_nothing(target: Target, kubectl: Kubectl,
             "roster": status.get("rosterKey"),
         }  # fmt: skip
 
-    before = picture()
+    before = _settled(picture)
     system = target.kubectl.into(install.SYSTEM)
     old = {p["metadata"]["uid"] for p in system.get("pods")}
     system("rollout", "restart", "deployment/pdcluster-operator")
-    system("rollout", "status", "deployment/pdcluster-operator", "--timeout=120s", timeout=150)
+    system("rollout", "status", "deployment/pdcluster-operator", "--timeout=240s", timeout=270)
     wait_for(
         "the old operator is gone",
         lambda: not old & {p["metadata"]["uid"] for p in system.get("pods")},
-        timeout=60,
+        timeout=120,
     )
+    wait_for("the new operator leads", lambda: "event=acquired" in install.operator_logs(target, 1000), timeout=120)
     time.sleep(15)  # long enough for a few reconciles of the new operator
     assert picture() == before
     _exact(kubectl, quickstart, model)

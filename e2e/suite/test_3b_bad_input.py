@@ -60,7 +60,7 @@ def trouble(target: Target, kubectl: Kubectl, quickstart: str) -> Iterator[float
     kubectl.apply(list(made.values()))
     began = time.monotonic()
     kubectl.apply(small(target, HEALTHY))
-    kubectl.wait_condition("pdcluster", HEALTHY, "Ready", timeout=120)
+    kubectl.wait_condition("pdcluster", HEALTHY, "Ready", timeout=300)
     yield time.monotonic() - began
     kubectl("delete", "pdcluster", *made, HEALTHY, "--ignore-not-found", "--wait=false")
 
@@ -106,18 +106,27 @@ def test_an_invalid_manifest_is_refused_with_what_to_do(
 def test_what_can_not_run_is_named_where_one_looks_first(
     kubectl: Kubectl, trouble: float, name: str, condition: str, reason: str, says: list[str]
 ) -> None:
-    kubectl.wait_condition("pdcluster", name, condition, "False", reason=reason, timeout=60)
-    # Ready carries the failure itself, not that the other role waits for it.
-    ready = kubectl.wait_condition("pdcluster", name, "Ready", "False", reason=reason, timeout=10)
-    described = kubectl("describe", "pdc", name)
-    for words in says:
-        assert words in ready["message"]
-        assert words in described
+    kubectl.wait_condition("pdcluster", name, condition, "False", reason=reason, timeout=180)
+
+    def told() -> dict[str, Any] | None:
+        # Ready carries the failure itself, not that the other role waits for it.
+        ready = kubectl.condition("pdcluster", name, "Ready")
+        described = kubectl("describe", "pdc", name)
+        named = (ready["status"], ready["reason"]) == ("False", reason)
+        return ready if named and all(w in ready["message"] and w in described for w in says) else None
+
+    ready = wait_for(
+        f"Ready and describe say {says}",
+        told,
+        timeout=60,
+        every=1,
+        context=lambda: kubectl("describe", "pdc", name)[-4000:],
+    )
     assert not re.search(r"\b0\.00 |\b1 (pairs|warnings|replicas are|pods)\b|None\b(?!$)", ready["message"])
 
 
 def test_nobody_waits_for_the_broken_ones(trouble: float, kubectl: Kubectl, quickstart: str) -> None:
-    assert trouble < 90
+    assert trouble < 240  # of the broken ones some never end: whoever waits for them waits for ever
     assert kubectl.condition("pdcluster", quickstart, "Ready")["status"] == "True"
 
 
@@ -142,14 +151,14 @@ def test_a_spec_of_a_newer_crd_is_named_and_what_runs_is_left_alone(
         wait_for(
             "the API server takes the new CRD",
             lambda: "serverside-applied" in kubectl(*dry_run, stdin=json.dumps(later), check=False),
-            timeout=20,
+            timeout=60,
         )
         kubectl.apply(later)
-        told = kubectl.wait_condition("pdcluster", HEALTHY, "Compatible", "False", reason="InvalidSpec", timeout=30)
+        told = kubectl.wait_condition("pdcluster", HEALTHY, "Compatible", "False", reason="InvalidSpec", timeout=90)
         assert "spec.engine.type" in told["message"]
         assert kubectl.condition("pdcluster", HEALTHY, "PrefillReady")["status"] == "True"
         kubectl.apply(manifest)
-    kubectl.wait_condition("pdcluster", HEALTHY, "Ready", timeout=30)
+    kubectl.wait_condition("pdcluster", HEALTHY, "Ready", timeout=90)
     after = {p["metadata"]["uid"] for p in kubectl.get("pods", selector=f"pdcluster.io/cluster={HEALTHY}")}
     assert after == before
 
@@ -169,14 +178,14 @@ def test_a_sidecar_that_hangs_is_named_and_costs_nobody_else(
     pod = _pod(kubectl, "decode")
     with broken.hung(pod, "pdtransfer-sidecar"):
         told = kubectl.wait_condition(
-            "pdcluster", HEALTHY, "PeersWired", "Unknown", reason="OperatorCannotReachPods", timeout=30
+            "pdcluster", HEALTHY, "PeersWired", "Unknown", reason="OperatorCannotReachPods", timeout=90
         )
         assert pod in told["message"] and "no answer within" in told["message"]
         # Then the kubelet sees it too: the pod is not Ready, and so nothing is sent to it.
         kubectl.wait_condition(
-            "pdcluster", HEALTHY, "DecodeReady", "False", reason="OperatorCannotReachPods", timeout=30
+            "pdcluster", HEALTHY, "DecodeReady", "False", reason="OperatorCannotReachPods", timeout=90
         )
-    kubectl.wait_condition("pdcluster", HEALTHY, "Ready", timeout=60)
+    kubectl.wait_condition("pdcluster", HEALTHY, "Ready", timeout=180)
     assert kubectl.condition("pdcluster", quickstart, "Ready") == other
 
 
@@ -184,12 +193,12 @@ def test_a_certificate_of_another_authority_is_named_and_written_over(kubectl: K
     foreign = broken.foreign_certificate(kubectl, HEALTHY)
     # A running pod sees the new Secret within a minute or so; a new one starts with it.
     kubectl("delete", "pod", _pod(kubectl, "decode"), "--wait=false")
-    told = kubectl.wait_condition("pdcluster", HEALTHY, "PeersWired", "Unknown", reason="WrongCertificate", timeout=60)
+    told = kubectl.wait_condition("pdcluster", HEALTHY, "PeersWired", "Unknown", reason="WrongCertificate", timeout=180)
     assert "certificate was refused" in told["message"]
     secret = f"{HEALTHY}-pdtransfer-tls"
     wait_for("the Secret is the operator's again", lambda: kubectl.get("secret", secret)["data"]["ca.crt"] != foreign,
-             timeout=30)  # fmt: skip
-    kubectl.wait_condition("pdcluster", HEALTHY, "Ready", timeout=150)
+             timeout=90)  # fmt: skip
+    kubectl.wait_condition("pdcluster", HEALTHY, "Ready", timeout=300)
 
 
 def test_the_operators_log_holds_no_key_and_no_traceback(target: Target, kubectl: Kubectl, trouble: float) -> None:

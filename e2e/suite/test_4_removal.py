@@ -21,11 +21,11 @@ def _children(kubectl: Kubectl, name: str) -> list[str]:
 
 def test_deleting_the_pdcluster_removes_every_child(kubectl: Kubectl, quickstart: str) -> None:
     assert _children(kubectl, quickstart)
-    kubectl("delete", "pdcluster", quickstart, "--timeout=60s")
+    kubectl("delete", "pdcluster", quickstart, "--timeout=120s", timeout=150)
     wait_for(
         "all children are gone",
         lambda: not _children(kubectl, quickstart),
-        timeout=120,
+        timeout=240,
         context=lambda: str(_children(kubectl, quickstart)),
     )
 
@@ -39,8 +39,8 @@ def test_the_namespace_goes_away_after_helm_uninstall(target: Target, kubectl: K
     wait_for(
         "its pods were made",
         lambda: len(kubectl.get("pods", selector="pdcluster.io/cluster=orphan") or []) >= 2,
-        timeout=60,
+        timeout=180,
     )
     install.uninstall(target)
     assert target.kubectl.get("crd", "pdclusters.pdcluster.io") is not None  # resource-policy: keep
-    install.remove_namespace(target, kubectl.namespace, timeout=180)
+    install.remove_namespace(target, kubectl.namespace, timeout=300)

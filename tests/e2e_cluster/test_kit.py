@@ -59,15 +59,15 @@ def test_progress_that_is_shown_is_not_swallowed(capfd: pytest.CaptureFixture[st
 
 
 def test_a_process_is_found_by_its_environment() -> None:
-    child = subprocess.Popen(["sleep", "30"], env={**os.environ, "POD_NAME": "pod-of-this-test"})
+    child = subprocess.Popen(["sleep", "600"], env={**os.environ, "POD_NAME": "pod-of-this-test"})
     try:
         # Its command line may be empty for a moment after exec.
         found = wait_for(
             "the child",
             lambda: [p for p in seen() if "POD_NAME=pod-of-this-test" in p.environment and "sleep" in p.command],
-            timeout=10,
+            timeout=60,
         )
-        assert [(process.pid, process.command.split()) for process in found] == [(child.pid, ["sleep", "30"])]
+        assert [(process.pid, process.command.split()) for process in found] == [(child.pid, ["sleep", "600"])]
     finally:
         child.kill()
-        child.wait(10)
+        child.wait(60)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 from e2e.cluster import cgroups, processes
 from e2e.cluster.paths import Layout
 from e2e.cluster.processes import Processes, ProcessRecord
+from e2e.kit.shell import wait_for
 
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "600"])
     yield process
     process.kill()
     process.wait()
@@ -38,21 +40,23 @@ def test_another_process_with_the_pid_is_left_alone(sleeper: subprocess.Popen[by
     processes.kill(recycled)
     assert sleeper.poll() is None
     processes.kill(ProcessRecord("etcd", sleeper.pid, start))
-    assert sleeper.wait(timeout=10) == -9
+    assert sleeper.wait(timeout=60) == -9
 
 
 def test_kill_all_ends_what_a_process_left_behind(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     cluster = Processes(layout)
     # The child outlives its parent and is in no record: only the marker tells whose it is.
-    cluster.start("parent", ["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/child; sleep 60"])
+    cluster.start("parent", ["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/child; sleep 600"])
     child_file = tmp_path / "child"
-    while not child_file.exists() or not child_file.read_text().strip():
+    while not child_file.exists() or not child_file.read_text().endswith("\n"):
         assert cluster.alive("parent")
+        time.sleep(0.01)
     child = int(child_file.read_text())
     os.kill(cluster.pid("parent"), 9)
-    assert child in processes.marked(layout)
-    assert cluster.kill_all() == []
+    # Its environment may not be readable for a moment, while it becomes `sleep`.
+    wait_for("the child is marked", lambda: child in processes.marked(layout), timeout=60)
+    assert cluster.kill_all(deadline_s=60) == []
     assert processes.start_time(child) is None
 
 

@@ -160,11 +160,11 @@ def test_a_server_that_never_ends_its_answer_exits_2_in_time(run: Run, serve: Se
     prefill, _ = pair(serve)
     slow = serve({"/server_info": drip})
     try:
-        code, said = run(*both(prefill, slow), "--timeout", "1.5")  # enough for the other one on a slow machine
+        code, said = run(*both(prefill, slow), "--timeout", "4")  # enough for the other one on a slow machine
     finally:
         ended.set()
     # Each byte comes well within the limit: only a limit on the whole answer ends it.
-    assert code == 2 and f"{slow.url} can not be read: no answer within 1.5 s" in said
+    assert code == 2 and f"{slow.url} can not be read: no answer within 4 s" in said
 
 
 @pytest.mark.parametrize(
@@ -189,4 +189,4 @@ def test_a_password_in_a_url_is_not_repeated() -> None:
 def test_an_answer_without_end_is_cut(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdoperator.cli_http.MAX_BODY", 100)
     server = serve({"/server_info": (200, b" " * 200)})
-    assert "is larger" in get_json(server.url + "/server_info", 5.0).problem
+    assert "is larger" in get_json(server.url + "/server_info", 60.0).problem
