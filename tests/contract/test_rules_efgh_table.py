@@ -25,6 +25,7 @@ UCX = '{"num_threads": "4"}'
 
 
 # (rule, model, settings, PDCluster NIXL Mooncake): P pass, W warn, F fail, U unknown, - decided at another time
+TWO_GPUS = '{"0": "mlx5_0", "1": "mlx5_1"}'
 TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("E1", "gqa8", decode(disable_radix_cache=True, **RADIX), "WWW"),
     ("E2", "gqa8", unknown("decode_radix_cache", **decode(**HICACHE)), "UUU"),
@@ -141,20 +142,42 @@ TABLE: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("G6", "gqa4", {**STAGED, **sides({TP: 8}, {TP: 2, "staging_pool_mb": 288})}, "PPP"),
     ("G6", "gqa8", {**STAGED, **sides({TP: 4}, {TP: 4, "staging_pool_mb": 1})}, "PPP"),
     ("G6", None, {**STAGED, **sides({TP: 4}, {TP: 2})}, "PUU"),
-    ("H3", "gqa8", {"ib_device": "mlx5_0"}, "WPP"),
-    ("H3", "gqa8", {"ib_device": "mlx5_0, mlx5_1"}, "WPP"),
-    ("H3", "gqa8", {"ib_device": "mlx5_0:1"}, "WFP"),
-    ("H3", "gqa8", {"ib_device": "mlx5_0,"}, "WFP"),
-    ("H3", "gqa8", {"ib_device": '{"0": "mlx5_0", "1": "mlx5_1"}'}, "WPP"),
-    ("H3", "gqa8", {"ib_device": '{"1": "mlx5_1"}'}, "WFF"),
-    ("H3", "gqa8", {"ib_device": '{"0": 5}'}, "WFF"),
-    ("H3", "gqa8", {"ib_device": "{0: mlx5_0}"}, "WFF"),
-    ("H3", "gqa8", {"ib_device": "/etc/devices.json"}, "WPP"),
+    ("H3", "gqa8", {"ib_device": "mlx5_0"}, "PPP"),
+    ("H3", "gqa8", {"ib_device": "mlx5_0, mlx5_1"}, "PPP"),
+    ("H3", "gqa8", {"ib_device": "mlx5_0:1"}, "PFP"),
+    ("H3", "gqa8", {"ib_device": "mlx5_0,"}, "PFP"),
+    ("H3", "gqa8", {"ib_device": ","}, "PFF"),
+    ("H3", "gqa8", {"ib_device": TWO_GPUS}, "PPP"),
+    ("H3", "gqa8", {"ib_device": '{"1": "mlx5_1"}'}, "FFF"),
+    ("H3", "gqa8", {"ib_device": '{"0": 5}'}, "FFF"),
+    ("H3", "gqa8", {"ib_device": "{0: mlx5_0}"}, "FFF"),
+    ("H3", "gqa8", {"ib_device": "{}"}, "FFF"),
+    ("H3", "gqa8", {"ib_device": '{"\u00b2": "mlx5_0"}'}, "FFF"),
+    ("H3", "gqa8", {"ib_device": '{"0":' * 100_000}, "FFF"),
+    ("H3", "gqa8", {"ib_device": "/etc/devices.json"}, "PPP"),
     ("H3", "gqa8", {"ib_device": "mlx5_0", "nixl_backend": "LIBFABRIC"}, "WWP"),
     ("H3", "gqa8", {"ib_device": "mlx5_0", "ucx_net_devices": "eth0"}, "WWP"),
-    ("H3", "gqa8", {"ib_device": "mlx5_0", "nixl_params": '{"device_list": "mlx5_1"}'}, "WFP"),
-    ("H3", "gqa8", {"ib_device": "mlx5_0,mlx5_1", "nixl_params": '{"device_list": "mlx5_0, mlx5_1"}'}, "WPP"),
+    ("H3", "gqa8", {"ib_device": "mlx5_0", "net_devices": "mlx5_1:1"}, "WPP"),
+    ("H3", "gqa8", {"ib_device": "mlx5_0", "nixl_params": '{"device_list": "mlx5_1"}'}, "FFP"),
+    ("H3", "gqa8", {"ib_device": "mlx5_0,mlx5_1", "nixl_params": '{"device_list": "mlx5_0, mlx5_1"}'}, "FPP"),
     ("H3", "gqa8", unknown("ib_device"), "UUU"),
+    # A rank whose GPU the object lacks does not start; nothing falls back.
+    ("H3", "gqa8", {TP: 2, "ib_device": TWO_GPUS}, "PPP"),
+    ("H3", "gqa8", {TP: 2, **decode(ib_device='{"0": "mlx5_0"}')}, "FFF"),
+    ("H3", "gqa8", {TP: 4, **prefill(ib_device=TWO_GPUS)}, "FFF"),
+    ("H3", "gqa8", {TP: 4, **prefill(ib_device=TWO_GPUS, nodes=2)}, "PPP"),
+    ("H3", "gqa8", {TP: 4, **prefill(ib_device='{"0": "mlx5_0"}', one_visible_device=True)}, "PPP"),
+    ("H3", "gqa8", {TP: 4, **prefill(ib_device='{"0": "mlx5_0"}', use_ray=True)}, "PPP"),
+    ("H3", "gqa8", prefill(ib_device=TWO_GPUS, base_gpu_id=2), "FFF"),
+    ("H3", "gqa8", prefill(ib_device='{"2": "mlx5_2"}', base_gpu_id=2), "PPP"),
+    ("H3", "gqa8", {TP: 2, **prefill(ib_device=TWO_GPUS, gpu_id_step=2)}, "FFF"),
+    ("H3", "gqa8", {TP: 2, **prefill(ib_device='{"0": "mlx5_0", "2": "mlx5_2"}', gpu_id_step=2)}, "PPP"),
+    ("H3", "gqa8", prefill(ib_device=TWO_GPUS, pipeline_parallel=3), "FFF"),
+    ("H3", "gqa8", {TP: 2, **prefill(ib_device=TWO_GPUS, data_parallel=2)}, "FFF"),
+    ("H3", "gqa8", {TP: 2, **prefill(ib_device=TWO_GPUS, data_parallel=2, dp_attention_flag=True)}, "PPP"),
+    ("H3", "gqa8", {TP: 4, **prefill(ib_device=TWO_GPUS, mc_force_tcp="1")}, "FFP"),
+    ("H3", "gqa8", unknown("base_gpu_id", ib_device=TWO_GPUS), "UUU"),
+    ("H3", "gqa8", unknown("base_gpu_id", ib_device="mlx5_0"), "PPP"),
     ("H4", "gqa8", {"nixl_plugins": {"UCX", "POSIX"}}, "PPP"),
     ("H4", "gqa8", {"nixl_plugins": {"UCX"}, "nixl_backend": "LIBFABRIC"}, "FFP"),
     ("H4", "gqa8", {"nixl_plugins": set()}, "FFP"),
@@ -291,6 +314,9 @@ def test_messages_say_how_much_memory_is_needed(pair: Pair) -> None:
     staged = check(*pair(**STAGED, **sides({TP: 4}, {TP: 2, "staging_pool_mb": 100}), backend=Backend.NIXL))
     ring = staged.finding("G6")
     assert ring and "8192 tokens is 288 MiB" in ring.message and "100 MiB" in ring.message
+    alone = check(*pair(decode={TP: 4, "ib_device": TWO_GPUS})).finding("H3")
+    assert alone and alone.status is Status.FAIL and "decode has --disaggregation-ib-device" in alone.message
+    assert "no devices for GPU 2" in alone.message
 
 
 def test_what_nobody_told_is_named_with_what_to_do(pair: Pair) -> None:

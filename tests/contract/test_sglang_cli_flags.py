@@ -100,6 +100,15 @@ def test_what_a_command_line_leaves_out_has_sglangs_default() -> None:
     assert told.page_size is None and told.whole_command
 
 
+def test_a_gpu_that_only_a_shell_knows_hides_nothing_else() -> None:
+    """`--base-gpu-id $FIRST`: which GPU a rank has is not known then, and all the rest is."""
+    flags = read_flags(["--base-gpu-id", "$FIRST", "--nnodes", "2"], ["$FIRST"])
+    told = command_facts(Role.DECODE, flags, {}).facts
+    assert (told.base_gpu_id, told.nodes, told.gpu_id_step, told.use_ray) == (None, 2, 1, False)
+    assert told.whole_command and told.host == "127.0.0.1"
+    assert facts("--base-gpu-id 4 --gpu-id-step 2").base_gpu_id == 4
+
+
 @pytest.mark.parametrize(
     "line, mode, kinds",
     [

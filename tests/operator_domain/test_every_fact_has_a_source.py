@@ -25,6 +25,7 @@ from pdtransfer.contract.geometry import AttentionKind, ModelGeometry
 from pdtransfer.contract.layout import HeadSlice, RankLayout, Region, RegionKind
 from pdtransfer.contract.sglang_cli import BY_DEST, command_facts, is_read, read_flags, server_facts
 from pdtransfer.contract.sglang_cli.facts import ENVIRONMENT
+from pdtransfer.contract.sglang_cli.flags import PLACEMENT
 from pdtransfer.contract.sglang_cli.kinds import Kind
 from real_answers import answer
 
@@ -53,7 +54,7 @@ def of_lines() -> Iterator[set[str]]:
     for role in ROLES:
         plain = command_facts(role, read_flags(BASE), {}).facts
         for dest in BY_DEST:
-            if is_read(dest) and dest not in ("config", "disaggregation_mode"):
+            if (is_read(dest) or dest in PLACEMENT) and dest not in ("config", "disaggregation_mode"):
                 yield differing(plain, command_facts(role, read_flags([*BASE, *sample(dest)]), {}).facts)
         tcp = read_flags([*BASE, "--disaggregation-transfer-backend", "mooncake_tcp"])
         yield differing(plain, command_facts(role, tcp, {}).facts)

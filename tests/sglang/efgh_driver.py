@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -28,6 +28,81 @@ def devices(text: str) -> str | None:
     from sglang.srt.disaggregation.nixl.conn import _resolve_ucx_device_list
 
     return _resolve_ucx_device_list(text, 0)
+
+
+def gpus(tp: int, pp: int, replicas: int, nodes: int, base: int, step: int, one: bool) -> list[int]:
+    """H3: the GPU number that each rank of node 0 is started with, by SGLang's own launchers."""
+    from sglang.srt.entrypoints import engine
+    from sglang.srt.environ import envs
+    from sglang.srt.managers import data_parallel_controller as controller
+    from sglang.srt.platforms.cuda import CudaDeviceMixin
+    from sglang.srt.utils import common
+
+    started: list[int] = []
+    sizes = {"tp_size": tp, "pp_size": pp, "nnodes": nodes, "node_rank": 0, "num_dp_ranks": replicas}
+    plain = {"attn_dp_enabled": False, "moe_dp_size": 1, "ep_size": 1, "ep_join_rank_offset": 0}
+    parallel = SimpleNamespace(**sizes, **plain)
+    moe = SimpleNamespace(ep_join_mode=None, elastic_ep_backend=None, is_ep_joiner=False, is_ep_scale_joiner=False)
+    running = SimpleNamespace(moe=moe, features=SimpleNamespace(enable_memory_saver=False))
+
+    class Process:
+        pid = 1
+
+        def __init__(self, target: Any, args: tuple[Any, ...] = (), **_: Any) -> None:
+            self.gpu = args[2]
+
+        def start(self) -> None:
+            started.append(self.gpu)
+
+    stand_ins: dict[str, Any] = {
+        "get_parallel": lambda: parallel,
+        "get_device": lambda: SimpleNamespace(base_gpu_id=base, gpu_id_step=step),
+        "get_exec": lambda: running,
+        "mp": SimpleNamespace(Process=Process, Pipe=lambda duplex: (mock.MagicMock(), mock.MagicMock())),
+        "numa_utils": SimpleNamespace(configure_subprocess=lambda *_: nullcontext()),
+        "TorchMemorySaverAdapter": mock.MagicMock(),
+    }
+    with ExitStack() as stack:
+        for module in (engine, controller):
+            for name, value in stand_ins.items():
+                stack.enter_context(mock.patch.object(module, name, value))
+        stack.enter_context(mock.patch.object(common, "current_platform", CudaDeviceMixin()))
+        stack.enter_context(envs.SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS.override(one))
+        if replicas == 1:
+            engine.Engine._launch_scheduler_processes(None, None, None)
+        else:
+            _replicas(controller, stack)
+    return sorted(started)
+
+
+def _replicas(controller: Any, stack: ExitStack) -> None:
+    """Start all replicas, one after the other."""
+    own = controller.DataParallelController.__new__(controller.DataParallelController)
+    own.__dict__.update(
+        env_lock=nullcontext(), scheduler_procs=[], local_kv_event_sources=[], prelaunched_schedulers=None,
+        attn_replica_size=1, run_scheduler_process_func=None, workers=[None] * 64, context=None,
+    )  # fmt: skip
+    stack.enter_context(mock.patch.object(controller.DataParallelController, "_record_scheduler_init_infos"))
+    for name in ("PortArgs", "bind_port", "get_zmq_socket"):
+        stack.enter_context(mock.patch.object(controller, name, mock.MagicMock()))
+    stack.enter_context(mock.patch.object(controller, "physical_ep_rank_to_dp_rank", lambda *_: 0))
+
+    def launch(target: Any, args: tuple[Any, ...]) -> Any:
+        server, ports, first, rank, ready = args
+        own.launch_tensor_parallel_group(server, ports, first, rank)
+        ready.set()
+        return mock.MagicMock()
+
+    stack.enter_context(mock.patch.object(controller.threading, "Thread", launch))
+    own.launch_dp_schedulers(None, mock.MagicMock())
+
+
+def lookups(text: str, gpu: int) -> str | None:
+    """H3: the names that SGLang finds for one GPU, for NIXL and for Mooncake alike."""
+    from sglang.srt.distributed.device_communicators.mooncake_transfer_engine import get_ib_devices_for_gpu
+
+    found: str | None = get_ib_devices_for_gpu(text, gpu)
+    return found
 
 
 def retraction(
@@ -85,6 +160,8 @@ def logprobs() -> int:
 PARTS: dict[str, Callable[..., Any]] = {
     "staging": staging,
     "devices": devices,
+    "gpus": gpus,
+    "lookups": lookups,
     "retraction": retraction,
     "logprobs": logprobs,
 }

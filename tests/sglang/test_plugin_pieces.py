@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -275,6 +276,20 @@ def test_adapters_are_named_as_ucx_does() -> None:
     assert net_devices(json.dumps({"3": "mlx5_4"}), 3) == "mlx5_4:1"
     with pytest.raises(ValueError, match="no adapter for GPU 1"):
         net_devices(json.dumps({"3": "mlx5_4"}), 1)
+    with pytest.raises(ValueError, match="no JSON"):
+        net_devices("{3: mlx5_4}", 3)
+
+
+def test_a_file_of_adapters_is_read_as_sglang_reads_it(tmp_path: Path) -> None:
+    from sglang.srt.distributed.device_communicators.mooncake_transfer_engine import get_ib_devices_for_gpu
+
+    file = tmp_path / "devices.json"
+    file.write_text(json.dumps({"03": "mlx5_4,mlx5_5", "1": "mlx5_1"}))
+    for gpu in (1, 3):
+        theirs = get_ib_devices_for_gpu(str(file), gpu)
+        assert theirs and net_devices(str(file), gpu) == ",".join(f"{name}:1" for name in theirs.split(","))
+    with pytest.raises(ValueError, match="can not be read"):
+        net_devices(str(tmp_path / "none.json"), 0)
 
 
 def test_no_event_is_ready_and_an_event_is_asked() -> None:

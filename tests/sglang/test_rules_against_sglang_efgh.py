@@ -17,6 +17,7 @@ from kit_settings import Case, as_facts, ask
 from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import Backend, Role
 from pdtransfer.contract.compat import Status, check
+from pdtransfer.contract.compat.devices import gpu_ids
 from pdtransfer.contract.compat.staging import chunk_bytes
 from pdtransfer.contract.effective import effective
 from pdtransfer.contract.facts import RoleFacts
@@ -143,6 +144,22 @@ DEVICES = [
     "{0: mlx5_0}",
     "{",
 ]
+PLACES = [
+    # tp, pp, replicas (--dp-size), nodes, base, step, one visible device for each process
+    (1, 1, 1, 1, 0, 1, False),
+    (4, 1, 1, 1, 0, 1, False),
+    (4, 1, 1, 1, 4, 1, False),
+    (4, 1, 1, 1, 1, 2, False),
+    (2, 3, 1, 1, 0, 1, False),
+    (2, 2, 1, 1, 0, 2, False),
+    (8, 1, 1, 2, 0, 1, False),
+    (2, 4, 1, 2, 0, 1, False),
+    (4, 2, 1, 4, 0, 1, False),
+    (2, 1, 3, 1, 0, 1, False),
+    (2, 2, 2, 1, 1, 2, False),
+    (4, 1, 1, 1, 0, 1, True),
+]
+MAPS = ['{"0": "mlx5_0", "1": "mlx5_1"}', '{"0": "mlx5_0"}', '{"4": "mlx5_4", "5": "mlx5_5", "6": "a", "7": "b"}']
 FLAGS = ("ssm", "dcp", "radix", "offload", "priority", "keep", "hicache")
 RETRACTED = [
     (pool, *flags, tokens)
@@ -160,6 +177,8 @@ def functions() -> dict[str, list[Any]]:
     asked = {
         "staging": [[p, d, heads, 8192, 128, 36] for p, d, heads in STAGED],
         "devices": [[text] for text in DEVICES],
+        "gpus": [list(place) for place in PLACES],
+        "lookups": [[text, gpu] for text in MAPS for gpu in range(12)],
         "retraction": RETRACTED,
         "logprobs": [[]],
     }
@@ -189,6 +208,35 @@ def test_h3_devices_that_nixl_takes(functions: dict[str, list[Any]]) -> None:
             assert takes and finding and finding.status is Status.FAIL
         else:
             assert finding and (finding.status is Status.PASS) == takes, (text, theirs, finding)
+
+
+def _placed(place: tuple[int, int, int, int, int, int, bool], **more: Any) -> RoleFacts:
+    tp, pp, replicas, nodes, base, step, one = place
+    sizes = {"tensor_parallel": tp, "pipeline_parallel": pp, "data_parallel": replicas, "nodes": nodes}
+    at = {"base_gpu_id": base, "gpu_id_step": step, "one_visible_device": one}
+    return RoleFacts(role=D, geometry=_model(), **sizes, **at, **more).with_launch_defaults()
+
+
+def test_h3_gpu_of_each_rank(functions: dict[str, list[Any]]) -> None:
+    """The numbers that SGLang's launchers start their processes with."""
+    for place, theirs in zip(PLACES, functions["gpus"], strict=True):
+        assert set(gpu_ids(_placed(place))) == set(theirs), (place, theirs)
+
+
+def test_h3_a_map_without_the_gpu_of_a_rank_ends_its_start(functions: dict[str, list[Any]]) -> None:
+    """Each rank looks its own number up, and SGLang raises there; nothing falls back to other devices."""
+    found = iter(functions["lookups"])
+    known = {text: {gpu for gpu in range(12) if not isinstance(next(found), dict)} for text in MAPS}
+    assert [sorted(k) for k in known.values()] == [[0, 1], [0], [4, 5, 6, 7]]
+    said = set()
+    for place, used in zip(PLACES, functions["gpus"], strict=True):
+        for text, backend in itertools.product(MAPS, Backend):
+            d = _placed(place, ib_device=text, backend=backend)
+            finding = check(d.model_copy(update={"role": P, "ib_device": ""}), d).finding("H3")
+            starts = set(used) <= known[text]
+            assert finding and (finding.status is Status.PASS) == starts, (place, text, finding)
+            said.add(starts)
+    assert said == {True, False}
 
 
 def test_e5_retraction_backup_and_ratio(functions: dict[str, list[Any]]) -> None:

@@ -146,7 +146,19 @@ class RoleFacts(ContractModel):
     ib_device: str | None = None
     """--disaggregation-ib-device, '' where none is set: names, or a JSON object of GPU id -> names."""
     ucx_net_devices: str | None = None
-    """UCX_NET_DEVICES in the engine's environment, '' where it is not set."""
+    """UCX_NET_DEVICES in the engine's environment, '' where it is not set. Likewise of two others:"""
+    net_devices: str | None = None
+    """PDTRANSFER_NET_DEVICES, which backend PDCluster reads."""
+    mc_force_tcp: str | None = None
+    """MC_FORCE_TCP, which Mooncake reads."""
+    base_gpu_id: int | None = Field(default=None, ge=0)
+    gpu_id_step: int | None = Field(default=None, gt=0)
+    nodes: int | None = Field(default=None, gt=0)
+    """--base-gpu-id, --gpu-id-step and --nnodes: which GPU a rank has (with the parallel sizes)."""
+    one_visible_device: bool | None = None
+    """SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS: each rank has a GPU 0."""
+    use_ray: bool | None = None
+    """--use-ray: Ray says which GPU a rank has."""
     nixl_params: str | None = None
     """SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS as it is written; '' where it is not set."""
     nixl_plugins: frozenset[str] | None = None

@@ -1,12 +1,9 @@
-"""Family H, continued: devices, plugins and parameters of the transfer library."""
+"""Family H, continued: plugins and parameters of the transfer library."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from pdtransfer.contract.base import Backend
-from pdtransfer.contract.compat.rule import SGLANG_ONLY, Family, Hit, Outcome, columns, every, known
+from pdtransfer.contract.compat.rule import SGLANG_ONLY, Family, Hit, Outcome, columns, known
 from pdtransfer.contract.facts import RoleFacts
 from pdtransfer.contract.nixl_params import parse_nixl_params
 from pdtransfer.contract.nixl_plugins import PARAMS_VARIABLE as _PARAMS
@@ -18,90 +15,6 @@ IN_EVERY_WHEEL = "UCX"
 """The plugin that no wheel of NIXL comes without."""
 _OF_THE_HOST = frozenset({"device_list", "num_threads"})
 """Parameters that may differ between hosts and roles."""
-
-
-@H.rule(
-    "H3",
-    "The RDMA devices that are named can be used",
-    every(Outcome.START),
-    needs=("ib_device", "nixl_backend", "nixl_params", "ucx_net_devices"),
-    change="set spec.transfer.fabric.devices to HCA names such as mlx5_0 (with a JSON object: one entry per GPU), and "
-    "no --disaggregation-ib-device",
-    engines=SGLANG_ONLY,
-)
-def h3(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    for facts in (p, d):
-        if hit := _devices(facts, backend):
-            return hit
-    return None
-
-
-def _devices(facts: RoleFacts, backend: Backend) -> Hit | None:
-    given = known(facts.ib_device, facts, "ib_device").strip()
-    role = facts.role.value
-    if not given:
-        return None
-    if backend is Backend.PDCLUSTER:
-        return _unused(role, given, "backend PDCluster takes its devices from spec.transfer.fabric.devices")
-    table, problem = _per_gpu(given)
-    if problem:
-        return Hit(f"{role} has --disaggregation-ib-device {given}: {problem}")
-    if backend is not Backend.NIXL:
-        return None  # Mooncake looks the names up in the node's sysfs at start.
-    if known(facts.nixl_backend, facts, "nixl_backend") != "UCX":
-        return _unused(role, given, f"the NIXL plugin is {facts.nixl_backend}, and only UCX reads it")
-    if known(facts.ucx_net_devices, facts, "ucx_net_devices"):
-        return _unused(role, given, f"UCX_NET_DEVICES is {facts.ucx_net_devices} and goes before it")
-    lists = [given] if table is None else list(table.values())
-    names = [name.strip() for one in lists for name in one.split(",")]
-    bad = next((n for n in names if not n or ":" in n), None)
-    if bad is not None:
-        return Hit(f"{role} has --disaggregation-ib-device {given}: NIXL takes HCA names without a port, not {bad!r}")
-    return _conflict(facts, role, given, lists)
-
-
-def _conflict(facts: RoleFacts, role: str, given: str, lists: list[str]) -> Hit | None:
-    parameters, problem = parse_nixl_params(known(facts.nixl_params, facts, "nixl_params"))
-    stated = parameters.get("device_list")
-    if problem or stated is None:
-        return None
-    wanted = _names(stated)
-    if all(_names(one) == wanted for one in lists):
-        return None
-    return Hit(
-        f"{role} has --disaggregation-ib-device {given}, and {_PARAMS} names device_list {stated}",
-        change="name the devices in one place only",
-    )
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
-
-
-def _per_gpu(given: str) -> tuple[dict[str, str] | None, str]:
-    """(names by GPU id, problem): (None, '') for a plain list or a file, which is on the node.
-    (device_communicators/mooncake_transfer_engine.py parse_ib_device_config)"""
-    if given.endswith(".json") or not given.startswith("{"):
-        return None, ""
-    try:
-        table: Any = json.loads(given)
-    except ValueError as error:
-        return None, f"it is no JSON: {error}"
-    for gpu, names in table.items():
-        if not gpu.isdigit() or not isinstance(names, str):
-            return None, f"a GPU's number and a string of names are needed, not {gpu!r}: {names!r}"
-    if "0" not in {str(int(gpu)) for gpu in table}:
-        return None, "it names no devices for GPU 0 (numbers are those that the process sees)"
-    return table, ""
-
-
-def _unused(role: str, given: str, why: str) -> Hit:
-    return Hit(
-        f"{role} has --disaggregation-ib-device {given}, and {why}",
-        change="drop --disaggregation-ib-device",
-        outcome=Outcome.WARN,
-        consequence="It has no effect.",
-    )
 
 
 @H.rule(

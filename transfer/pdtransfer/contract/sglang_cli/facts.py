@@ -10,7 +10,7 @@ from pdtransfer.contract.accelerator import Accelerator
 from pdtransfer.contract.base import Backend, MemoryKind, Role
 from pdtransfer.contract.facts import HostKVMode, RoleFacts
 from pdtransfer.contract.geometry import ModelGeometry
-from pdtransfer.contract.sglang_cli.flags import BY_DEST, FLAGS, is_read
+from pdtransfer.contract.sglang_cli.flags import BY_DEST, FLAGS, PLACEMENT, is_read
 from pdtransfer.contract.sglang_cli.parser import Flags
 
 BACKENDS: Mapping[str, Backend] = {
@@ -51,6 +51,9 @@ ENVIRONMENT: Mapping[str, tuple[str, type[str] | type[int] | type[bool]]] = {
     "SGLANG_USE_AITER_UNIFIED_ATTN": ("aiter_unified_attention", bool),
     "SGLANG_AITER_KV_CACHE_LAYOUT": ("aiter_kv_layout", str),
     "UCX_NET_DEVICES": ("ucx_net_devices", str),
+    "PDTRANSFER_NET_DEVICES": ("net_devices", str),
+    "MC_FORCE_TCP": ("mc_force_tcp", str),
+    "SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS": ("one_visible_device", bool),
 }
 """Variables that the rules read: fact and type."""
 
@@ -201,11 +204,16 @@ def command_facts(
     if blank:
         # What is given and not known must not be read as not given.
         facts = facts.model_copy(update={**blank, "whole_command": False})
+    places = {BY_DEST[dest].fact: None for dest in PLACEMENT & set(flags.hidden)}
+    if places:
+        facts = facts.model_copy(update=places)
     return ReadFacts(facts, named_role(flags.values), tuple(problems), tuple(refused))
 
 
 def hidden_fact(role: Role, name: str) -> str:
     """The fact that can stay unknown where the value of this setting or variable is; '' where there is none."""
+    if name in PLACEMENT:
+        return ""
     if name == _DSA[role]:
         return "dsa_backend"
     fact = BY_DEST[name].fact if name in BY_DEST else ENVIRONMENT.get(name, ("", str))[0]

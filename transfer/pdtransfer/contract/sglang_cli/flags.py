@@ -110,7 +110,10 @@ FLAGS: tuple[Flag, ...] = (
         choices="none deepep mooncake nixl mori ascend_fuseep flashinfer megamoe deepep_v2 pplx ascend_tp "
         "flashinfer_megamoe",
     ),
-    _f("nnodes", _INT, 1),
+    _f("nnodes", _INT, 1, "nodes"),
+    _f("base-gpu-id", _INT, 0, "base_gpu_id"),
+    _f("gpu-id-step", _INT, 1, "gpu_id_step"),
+    _f("use-ray", _SWITCH, fact="use_ray"),
     _f("node-rank", _INT, 0),
     _f("dist-init-addr nccl-init-addr"),
     # The pool of KV pages, and what computes on it.
@@ -252,8 +255,12 @@ DERIVED = frozenset(
 )
 """Settings that `facts.py` reads in a way of its own."""
 
+PLACEMENT = frozenset({"nnodes", "base_gpu_id", "gpu_id_step", "use_ray"})
+"""Settings that say which GPU a rank has. They tell facts, but only a device for each GPU (rule H3) hangs on them: a
+value that nobody knows here hides nothing else."""
+
 
 def is_read(dest: str) -> bool:
-    """Whether a rule of fit can see this setting."""
+    """Whether rules of fit hang on this setting (PLACEMENT aside)."""
     flag = BY_DEST.get(dest)
-    return flag is not None and (bool(flag.fact) or dest in DERIVED)
+    return flag is not None and dest not in PLACEMENT and (bool(flag.fact) or dest in DERIVED)

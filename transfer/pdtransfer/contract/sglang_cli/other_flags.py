@@ -46,7 +46,7 @@ OTHER: dict[Kind, str] = {
         skip-tokenizer-init sleep-on-idle smg-grpc-mode speculative-dspark-align-verify-tokens-to-graph-tier
         speculative-use-block-verification speculative-use-rejection-sampling stream-response-default-include-usage
         strip-thinking-cache triton-attention-reduce-in-fp32 trust-mm-content-hashes trust-remote-code
-        trust-request-chat-template use-ray weight-loader-disable-mmap weight-loader-drop-cache-after-load
+        trust-request-chat-template weight-loader-disable-mmap weight-loader-drop-cache-after-load
         weight-loader-prefetch-checkpoints
     """,
     Kind.PAIR: """
@@ -89,13 +89,13 @@ OTHER: dict[Kind, str] = {
         watermark-config weight-cache-mode weight-cache-socket weight-version
     """,
     Kind.INT: """
-        asr-max-buffer-seconds asr-max-concurrent-sessions base-gpu-id batch-notify-size c128-page-size
+        asr-max-buffer-seconds asr-max-concurrent-sessions batch-notify-size c128-page-size
         constrained-json-max-whitespace-cnt cpu-offload-gb cuda-graph-max-bs-decode cuda-graph-max-bs-prefill
         cuda-graph-max-seq-len-prefill decode-log-interval decoupled-spec-rank default-priority-value
         detokenizer-worker-num disaggregation-decode-polling-interval dist-timeout dsa-triton-union dwdp-size
         dynamic-batch-tokenizer-batch-size elastic-ep-initial-size elastic-ep-join-rank-offset>ep_join_rank_offset
         encoder-bootstrap-port engine-info-bootstrap-port ep-num-redundant-experts eplb-rebalance-layers-per-chunk
-        eplb-rebalance-num-iterations expert-distribution-recorder-buffer-size fuseep-mode gated-launch-port gpu-id-step
+        eplb-rebalance-num-iterations expert-distribution-recorder-buffer-size fuseep-mode gated-launch-port
         grpc-port grpc-response-timeout-secs hicache-storage-prefetch-retry-max-attempts
         hicache-storage-prefetch-retry-poll-interval http2-initial-connection-window-size http2-max-concurrent-streams
         int8-mamba-ckpt-size kt-cpuinfer kt-max-deferred-experts-per-token kt-num-gpu-experts kt-threadpool-count
