@@ -197,6 +197,11 @@ def gates(kube: FakeKube) -> list[str]:
     return found
 
 
+def replaced(kube: FakeKube) -> list[str]:
+    """Messages of the PeerReplaced events that exist."""
+    return sorted(e["message"] for e in kube.of("Event") if e["reason"] == "PeerReplaced")
+
+
 @pytest.mark.timeout(170)
 async def test_pods_are_wired_gated_and_wired_again_after_an_engine_and_an_operator_restart(tmp_path: Path) -> None:
     kube, port = FakeKube(), free_port()
@@ -244,9 +249,25 @@ async def test_pods_are_wired_gated_and_wired_again_after_an_engine_and_an_opera
             return conditions["PeersWired"] == "True" and gates(kube) == ["True"] * 3
 
         await until(wired_again)
+        await until(lambda: len(replaced(kube)) == 1)
         running.cancel()
         await asyncio.wait({running})
         await two.stop()
+
+        # It restarts while no operator runs: the next one tells that too, and what was told is not told again.
+        kubelet.restart_engine(prefill.card.pod_uid, "i3")
+        three = make()
+        running = asyncio.create_task(three.run())
+        await until(lambda: len(replaced(kube)) == 2)
+        await until(lambda: kube.of("PDCluster")[0]["status"]["incarnations"][prefill.card.pod_uid] == "i3")
+        name = next(p["metadata"]["name"] for p in kube.of("Pod") if p["metadata"]["uid"] == prefill.card.pod_uid)
+        assert replaced(kube) == [
+            f"{name} started again (incarnation {old} is now {new}); its peers are wired to the new one"
+            for old, new in (("i1", "i2"), ("i2", "i3"))
+        ]
+        running.cancel()
+        await asyncio.wait({running})
+        await three.stop()
     finally:
         running.cancel()
         await kubelet.stop()

@@ -230,6 +230,11 @@ class PDClusterStatus(ApiModel):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     router: RouterStatus | None = Field(default=None, description="The router's pods and what they list.")
+    incarnations: dict[str, Word] | None = Field(
+        default=None,
+        description="UID of each engine pod, and which start of its engine was seen last. A restarted operator "
+        "compares with it and tells which engines started again meanwhile.",
+    )
     certificates: CertificateStatus | None = Field(default=None, description="The certificate of the pods.")
     backoff: tuple[BackoffStatus, ...] = Field(
         default=(),

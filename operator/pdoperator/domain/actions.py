@@ -164,8 +164,6 @@ class Memory:
     """What one cluster's reconciler carries from one decide() to the next, and may lose: a restart
     of the operator with an empty Memory must decide the same (it can only be slower to blame)."""
 
-    incarnations: dict[str, str] = field(default_factory=dict)
-    """Pod UID -> incarnation seen last, for the PeerReplaced event."""
     stale_since: dict[str, float] = field(default_factory=dict)
     """Pod UID -> Unix seconds since which its card is stale."""
     extra: dict[str, Any] = field(default_factory=dict)

@@ -90,13 +90,13 @@ def decide(observed: Observed, memory: Memory, settings: DecideSettings) -> Deci
         observed, pic.plan.leaving, _still_routed(observed), dict(extra.get("leaving_since", {})), settings
     )
     actions += drained
-    actions += events(pic, aspects, cluster.status, memory.incarnations, drained)
+    actions += events(pic, aspects, cluster.status, drained)
 
     changed = not same(status, cluster.status)
     return Decision(
         actions=tuple(actions),
         status=status if changed else None,
-        memory=_remember(pic, memory, extra | learned),
+        memory=Memory(stale_since=pic.stale, extra=extra | learned),
         requeue_after=_next_look(pic, aspects, actions, settings),
     )
 
@@ -259,16 +259,6 @@ def _listed_everywhere_uids(observed: Observed, spec: PDClusterSpec) -> frozense
         return frozenset()
     urls = listed_everywhere(observed)
     return frozenset(p.uid for p in observed.pods if p.ip and worker_url(p.ip) in urls)
-
-
-def _remember(pic: Picture, memory: Memory, extra: dict[str, Any]) -> Memory:
-    alive = {p.uid for p in engine_pods(pic.observed)}
-    seen = {p.uid: p.cards.incarnation for p in pic.view.peers}
-    return Memory(
-        incarnations={u: i for u, i in (memory.incarnations | seen).items() if u in alive},
-        stale_since=pic.stale,
-        extra=extra,
-    )
 
 
 def _next_look(pic: Picture, aspects: list[Aspect], actions: list[Action], settings: DecideSettings) -> float:

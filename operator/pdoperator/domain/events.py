@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pdoperator.api.conditions import ConditionStatus, ConditionType, Reason
+from pdoperator.domain import incarnations
 from pdoperator.domain.actions import DeletePod, EmitEvent
 from pdoperator.domain.condition import Aspect, old_condition
 from pdoperator.domain.picture import Picture
@@ -17,10 +18,10 @@ def events(
     pic: Picture,
     aspects: list[Aspect],
     before: Mapping[str, Any],
-    incarnations: Mapping[str, str],
     drained: Sequence[DeletePod],
 ) -> list[EmitEvent]:
-    """`before` is the old status, `incarnations` are those seen last, `drained` the pods that go as planned."""
+    """`before` is the status as it is written, `drained` are the pods that go as planned. An operator that dies between
+    an event and the status tells the event again, which is the same Event object."""
     out: list[EmitEvent] = []
 
     def turned(kind: ConditionType, status: ConditionStatus) -> Aspect | None:
@@ -43,15 +44,16 @@ def events(
     for kind, deletes in (("Warning", pic.plan.deletes), ("Normal", drained)):
         out += [EmitEvent(kind, d.reason, f"{d.name}: {d.message}") for d in deletes]
     named = {p.uid: p.name for p in engine_pods(pic.observed)}
-    for peer in pic.view.peers:
-        old = incarnations.get(peer.uid)
-        if old is not None and old != peer.cards.incarnation:
+    known = incarnations.told(before)
+    for uid, new in incarnations.seen(pic).items():
+        old = known.get(uid, new)
+        if old != new:
             out.append(
                 EmitEvent(
                     "Normal",
                     Reason.PEER_REPLACED.value,
-                    f"{named.get(peer.uid, peer.uid)} started again (incarnation {old} is now "
-                    f"{peer.cards.incarnation}); its peers are wired to the new one",
+                    f"{named.get(uid, uid)} started again (incarnation {old} is now {new}); its peers are wired to the "
+                    "new one",
                 )
             )
     for kind in (ConditionType.PREFILL_READY, ConditionType.DECODE_READY):

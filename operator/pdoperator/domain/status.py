@@ -24,6 +24,7 @@ from pdoperator.api.status import (
     parse_timestamp,
     timestamp,
 )
+from pdoperator.domain import incarnations
 from pdoperator.domain.actions import PodBackoff
 from pdoperator.domain.condition import Aspect, roll_up, to_conditions
 from pdoperator.domain.engine_status import current_cards, engine_status
@@ -226,6 +227,7 @@ def build_status(pic: Picture, aspects: list[Aspect], proof: Verification) -> di
         effective=_effective(pic),
         islands=_islands(pic),
         router=_router(pic),
+        incarnations=incarnations.kept(pic) or None,
         certificates=_certificates(pic),
         backoff=_write_backoff(pic.plan.backoff),
     )
