@@ -74,7 +74,7 @@ def serving(**pages: tuple[int, Any]) -> Iterator[_Server]:
 async def test_an_accepted_removal_is_asked_for_once_until_its_time_is_over() -> None:
     now = [100.0]
     with serving(DELETE=(202, {})) as router:
-        client = RouterClient(port=router.port, clock=lambda: now[0])
+        client = RouterClient(port=router.port, deadline=30.0, clock=lambda: now[0])
         for _ in range(3):
             await client.set_workers(TAKE_OFF, KEY)
         assert router.asked == ["DELETE /workers/w-1"]
@@ -89,7 +89,7 @@ async def test_an_accepted_removal_is_asked_for_once_until_its_time_is_over() ->
 
 async def test_a_removal_that_was_refused_is_asked_for_again_at_once() -> None:
     with serving(DELETE=(500, {})) as router:
-        client = RouterClient(port=router.port)
+        client = RouterClient(port=router.port, deadline=30.0)
         for _ in range(2):
             with pytest.raises(RouterError, match="answered 500"):
                 await client.set_workers(TAKE_OFF, KEY)
@@ -103,7 +103,7 @@ async def test_a_removal_that_was_refused_is_asked_for_again_at_once() -> None:
 async def test_what_a_router_says_of_a_workers_state_is_read_or_left_alone(status: Any, draining: bool) -> None:
     worker = {"id": "i", "url": "http://10.0.0.1:30000", "worker_type": "decode", "is_healthy": True, "status": status}
     with serving(GET=(200, {"workers": [worker]})) as router:
-        client = RouterClient(port=router.port)
+        client = RouterClient(port=router.port, deadline=30.0)
         (found,) = await client.workers("127.0.0.1", KEY)
         assert (found.draining, found.serves) == (draining, not draining)
         await client.close()
@@ -129,10 +129,10 @@ def smg() -> Iterator[int]:
     finally:
         process.terminate()
         try:
-            process.wait(15)
+            process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(15)
+            process.wait(60)
 
 
 async def until(client: RouterClient, wanted: Any, seconds: float = 60.0) -> tuple[Worker, ...]:
@@ -154,7 +154,7 @@ async def test_the_real_router_tells_that_it_drains_what_it_was_asked_to_remove(
     """What the operator goes by. A router that was held up for the whole drain is asked again."""
     model = {"status": "ok", "model_path": "m", "served_model_name": "m"}
     with serving(GET=(200, model)) as engine, smg() as port:
-        client = RouterClient(port=port)
+        client = RouterClient(port=port, deadline=30.0)
         await until(client, lambda found: found == ())
         add = SetWorkers("r", "127.0.0.1", add=(DesiredWorker(f"http://127.0.0.1:{engine.port}", "decode", None, "i"),))
         ids = set()

@@ -245,8 +245,10 @@ async def test_pods_are_wired_gated_and_wired_again_after_an_engine_and_an_opera
         await until(lambda: all([p.incarnation for p in d.peers] == ["i2"] for d in decodes))
 
         def wired_again() -> bool:
-            conditions = {c["type"]: c["status"] for c in kube.of("PDCluster")[0]["status"]["conditions"]}
-            return conditions["PeersWired"] == "True" and gates(kube) == ["True"] * 3
+            status = kube.of("PDCluster")[0]["status"]  # written after the events, so a new one is waited for
+            conditions = {c["type"]: c["status"] for c in status["conditions"]}
+            new = status["incarnations"][prefill.card.pod_uid] == "i2"
+            return new and conditions["PeersWired"] == "True" and gates(kube) == ["True"] * 3
 
         await until(wired_again)
         await until(lambda: len(replaced(kube)) == 1)
