@@ -169,28 +169,38 @@ def progressing(pic: Picture) -> Aspect:
             required=False,
         )
     limit = pic.spec.rollout.progress_deadline_seconds if pic.spec else 0
-    for role in Role:
-        was = old_condition(observed.cluster.status, _ROLE_KIND[role])
-        if was.get("status") == ConditionStatus.FALSE.value and len(pic.ready(role)) < pic.wanted[role]:
-            try:
-                since = parse_timestamp(str(was.get("lastTransitionTime")))
-            except ValueError:
-                continue
-            if observed.now - since > limit:
-                return no(
-                    kind,
-                    Reason.BLOCKED,
-                    f"{role.value} has not become ready within {limit} s (see {_ROLE_KIND[role].value})",
-                    required=False,
-                )
+    overdue = [role for role in Role if _unready_for(pic, role) > limit]
+    if overdue:
+        which = " and ".join(role.value for role in overdue)
+        where = " and ".join(_ROLE_KIND[role].value for role in overdue)
+        verb = "has" if len(overdue) == 1 else "have"
+        return no(
+            kind,
+            Reason.BLOCKED,
+            f"{which} {verb} not become ready within {limit} s (see {where})",
+            required=False,
+        )
     if pic.plan.rolling or pic.plan.leaving:
         left = [f"{count(pic.plan.rolling, 'replica')} to bring to the current revision"] * bool(pic.plan.rolling)
         left += [f"{count(len(pic.plan.leaving), 'pod')} leaving"] * bool(pic.plan.leaving)
         return yes(kind, Reason.ROLLING, ", ".join(left), required=False)
     if any(len(pic.ready(r)) < pic.wanted[r] for r in Role):
         counts = ", ".join(f"{len(pic.ready(r))} of {pic.wanted[r]} {r.value}" for r in Role)
-        return yes(kind, Reason.LAUNCHING, f"all pods are launched; ready: {counts}", required=False)
+        new = len(pic.plan.creates)
+        what = f"{count(new, 'pod')} being launched" if new else "all pods are launched"
+        return yes(kind, Reason.LAUNCHING, f"{what}; ready: {counts}", required=False)
     return yes(kind, Reason.STABLE, "nothing is under way", required=False)
+
+
+def _unready_for(pic: Picture, role: Role) -> float:
+    """Seconds since which a role lacks ready replicas, as status knows it; 0 where it lacks none."""
+    was = old_condition(pic.observed.cluster.status, _ROLE_KIND[role])
+    if was.get("status") != ConditionStatus.FALSE.value or len(pic.ready(role)) >= pic.wanted[role]:
+        return 0.0
+    try:
+        return pic.observed.now - parse_timestamp(str(was.get("lastTransitionTime")))
+    except ValueError:
+        return 0.0
 
 
 def _refused(pic: Picture) -> str:

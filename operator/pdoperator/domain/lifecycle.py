@@ -44,7 +44,7 @@ class Plan:
     attempts: dict[str, int] = field(default_factory=dict)
     """Slot key -> highest attempt number used in a name, so that a name is not used twice."""
     rolling: int = 0
-    """Slots that are not at the current revision yet."""
+    """Slots that still have a pod of an older revision."""
 
 
 def exit_evidence(pod: PodSeen) -> str:
@@ -181,7 +181,7 @@ def _plan_role(
             p.ready and now - max(p.created, p.kv_wired_since) >= settings.backoff_reset_seconds for p in current
         ):
             del backoff[slot.key]
-        rolling += bool(old) or not current
+        rolling += bool(old)
         there = [p.attempt for p in [*pods, *failed, *dying] if p.replica == replica]
         used[slot.key] = max([used.get(slot.key, -1), (history.failures - 1) if history else -1, *there])
         attempt = used[slot.key] + 1

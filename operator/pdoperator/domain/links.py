@@ -122,7 +122,7 @@ _RANK = {VerdictState.REFUSED: 0, VerdictState.UNREACHABLE: 1, VerdictState.PROB
 def _broken(verdict: Verdict) -> tuple[LinkState, str]:
     """What a Refused or Unreachable says about the link, and its words."""
     state = LinkState.REFUSED if verdict.state is VerdictState.REFUSED else LinkState.UNREACHABLE
-    text = f"{verdict.reason}: {verdict.message}" if verdict.reason else verdict.message or verdict.state.value
+    text = ": ".join(part for part in (verdict.reason, verdict.message) if part) or verdict.state.value
     return state, text
 
 

@@ -47,7 +47,7 @@ def router_ready(pic: Picture) -> Aspect:
             Reason.CRASHING,
         ):
             return no(kind, found[0], found[1])
-        return no(kind, Reason.ROUTER_STARTING, "no router pod is ready yet")
+        return no(kind, Reason.ROUTER_STARTING, _not_up(pic, [r.pod.name for r in live]))
     answering = [r for r in live if r.workers is not None]
     if not answering:
         silent = next(r for r in live if r.pod.ready)
@@ -69,6 +69,16 @@ def router_ready(pic: Picture) -> Aspect:
         Reason.ROUTER_READY,
         f"{count(len(answering), 'router pod')} listing {count(len(pic.workers), 'worker')}; send requests to "
         f"http://{names.router_name(pic.observed.cluster.name)}.{pic.observed.cluster.namespace}:{names.PORT_ROUTER_HTTP}",
+    )
+
+
+def _not_up(pic: Picture, pods: list[str]) -> str:
+    if pods:
+        return f"no router pod is ready yet: see kubectl describe pod {min(pods)} if this stays"
+    deployment = names.router_name(pic.observed.cluster.name)
+    return (
+        f"no router pod exists yet: see the events of Deployment {deployment} and of its ReplicaSet if this stays (a "
+        "quota or an admission webhook may refuse its pods)"
     )
 
 
