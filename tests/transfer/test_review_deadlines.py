@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -233,3 +234,26 @@ def deadlines(prefill: list[Rank], decode: Rank) -> tuple[float, ...]:
 
 def moved_on(old: tuple[float, ...], new: tuple[float, ...]) -> bool:
     return all(b > a for a, b in zip(old, new, strict=True))
+
+
+def test_each_block_through_a_slot_moves_the_deadlines_of_both_sides_on(world: World) -> None:
+    """A single slot: no block is placed before the last one was scattered. Only the first ones come with news of
+    the chunk."""
+    one = {"strategy": "staged", "staging_slot_bytes": 256, "staging_bytes": 256}
+    (prefill,), decode = pair(world, 1, 2, **one)
+    seen: list[tuple[float, float]] = []
+    side, source = decode[0].endpoint._destination, prefill.endpoint._source
+    real = side.intake.on_filled
+
+    def on_filled(receive: Any, mine: Any, frame: Any) -> None:
+        if (room := source._rooms.open.get(1)) is not None:  # else it has placed everything
+            seen.extend((receive.deadline, leg.job.deadline) for key, leg in room.legs.items() if key[1] == 0)
+        real(receive, mine, frame)
+
+    side.intake.on_filled = on_filled  # type: ignore[method-assign]
+    receivers = [ask(rank, 1, [4, 5, 6, 7]) for rank in decode]
+    give(prefill, 1, [1, 2, 3, 4])
+    assert [r.wait(60) for r in receivers] == [TransferState.SUCCESS] * 2, [r.error for r in receivers]
+    assert len(seen) >= 8
+    later = seen[4:]
+    assert all(moved_on(old, new) for old, new in pairwise(later)), seen

@@ -7,9 +7,10 @@ import time
 import pytest
 from kv_world import PAGES, READY, TOKENS, ask, first_request, give, handled, until
 
+from pdtransfer.contract.base import MemoryKind
 from pdtransfer.errors import Aborted
 from pdtransfer.session.api import Timeouts, TransferState
-from pdtransfer.session.frames import AbortAck, Failed
+from pdtransfer.session.frames import AbortAck, Failed, SlotGrant
 
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
 RETRIED = Timeouts(waiting=20, transfer=20, settle=10, connect=5, probe=20)
@@ -183,7 +184,12 @@ def test_a_request_that_comes_twice_is_never_answered_as_settled_while_its_write
         handled(prefill)
         assert not tombs._held
     decode.endpoint._core.call(wiring.send, peer, leg.request)
-    time.sleep(0.6)
+    strays = prefill.endpoint.counters["stray_frames"]
+    nobodys = SlotGrant(**{**leg.request.ids, "attempt": 9}, arena=MemoryKind.DRAM, slot=0, ticket=1)
+    decode.endpoint._core.call(wiring.send, peer, nobodys)
+    assert until(lambda: prefill.endpoint.counters["stray_frames"] == strays + 1)  # what came before it was handled
+    assert not prefill.endpoint._source._rooms.pending  # it waits for no engine, and for no deadline
+    time.sleep(0.2)
     assert not receiver.pages_releasable
     assert world.hub.unstall(prefill.agent.name) > 0
     assert until(lambda: receiver.pages_releasable)
