@@ -56,7 +56,7 @@ class AskedProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 def say(**answer: object) -> None:

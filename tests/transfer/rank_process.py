@@ -127,7 +127,7 @@ def main() -> None:
         elif do == "stop":
             # Stop process `pid` once some of the pages hold something else. Asked from outside and looked at page
             # by page, that would come too late: everything is written within some hundred milliseconds.
-            until, landed = time.monotonic() + 20, 0
+            until, landed = time.monotonic() + 60, 0
             firsts = [a.view("uint8").reshape(len(a), -1)[:: command["every"], 0] for a in pool.arrays.values()]
             while landed < command["least"] and time.monotonic() < until:
                 landed = sum(int((f != command["value"]).sum()) for f in firsts)
