@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import zmq
 from sglang.srt.disaggregation.base.conn import KVPoll
-from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer, CommonKVReceiver
+from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer, CommonKVManager, CommonKVReceiver
 
 from free_ports import free_port
 from pdtransfer.contract.verdict import VerdictState
@@ -160,8 +160,33 @@ def test_stages_that_sglang_does_not_map_fail_the_room_by_name(here: World, stag
     request.begin()
     for one in request.receivers:
         assert one.poll() == KVPoll.Failed
-        assert f"A8: prefill has {p} pipeline stages, decode {d}" in request.reason(one)
+        told = request.reason(one)  # of the ranks' own check or, where that is late, of SGLang's
+        ours, theirs = f"A8: prefill has {p} pipeline stages, decode {d}", f"Decode pp size ({d}) should be equal"
+        assert ours in told or theirs in told
     assert [m.problem for m in decode.managers] == [""] * d
+
+
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError, KeyError])
+def test_whatever_sglangs_own_check_of_a_prefill_raises_fails_the_room_by_name(
+    here: World, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """Bare in SGLang: its scheduler ends. What our rules do not know of, a later SGLang may refuse."""
+    prefill, decode = pair(here)
+    (manager,) = decode.managers
+    with monkeypatch.context() as patch:
+
+        def refuse(self: object, bootstrap_addr: str) -> bool:
+            raise error("a layout of tomorrow")
+
+        patch.setattr(CommonKVManager, "try_ensure_parallel_info", refuse)
+        request = Request(58, prefill, decode, prompt=2).begin()
+        assert request.receivers[0].poll() == KVPoll.Failed
+        assert "a layout of tomorrow" in request.reason(request.receivers[0])
+    assert manager.problem == ""
+    manager.meetings.forget(prefill.address)  # a refusal stands for seconds
+    again = Request(59, prefill, decode, prompt=2)
+    again.run()
+    assert again.wrong() == []
 
 
 def test_nobody_at_the_address_is_said_by_name_when_sglang_gives_up(here: World) -> None:

@@ -24,7 +24,9 @@ OVER = (KVPoll.Success, KVPoll.Failed)
     ("held", "told"),
     [
         ({"dcp_size": 2}, "decode context parallelism .* use mooncake"),
+        ({"attn_cp_size": 2, "enable_all_cp_ranks_for_transfer": True}, "one sending rank; unset .* or use mooncake"),
     ],
+    ids=["decode context parallel", "all context parallel ranks send"],
 )
 def test_parallelism_that_is_not_supported_ends_the_start(here: World, held: dict[str, Any], told: str) -> None:
     (manager,) = here.engine(role="decode", port=1).managers

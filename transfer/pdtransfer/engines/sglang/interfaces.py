@@ -7,11 +7,13 @@ needs (checked where a scheduler or bootstrap server is made: it imports torch a
 
 from __future__ import annotations
 
+import dis
 import importlib
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from types import CodeType
 
 TESTED = ("0.5.23",)
 """Versions that the suite ran with."""
@@ -19,11 +21,13 @@ TESTED = ("0.5.23",)
 
 @dataclass(frozen=True)
 class Interface:
-    """`name` in a module, dots for attributes of classes; `parameters` it must take (a function or class)."""
+    """`name` in a module, dots for attributes of classes; `parameters` it must take (a function or class);
+    `attributes` that its objects have."""
 
     module: str
     name: str
     parameters: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
@@ -34,6 +38,33 @@ _CONN = f"{_DISAGG}.common.conn"
 _BASE = f"{_DISAGG}.base.conn"
 _UTILS = f"{_DISAGG}.utils"
 _RUNTIME = "sglang.srt.runtime_context"
+
+# What their objects have.
+_OF_ARGS = (
+    "gpu_id", "kv_data_ptrs", "kv_data_lens", "kv_item_lens", "aux_data_ptrs", "aux_data_lens", "aux_item_lens",
+    "page_size", "kv_cache_dtype_str", "prefill_start_layer", "kv_layer_ids", "num_draft_entries", "ib_device",
+    "state_types", "state_data_ptrs", "state_data_lens", "state_item_lens", "state_layer_ids", "swa_kv_cache_layout",
+    "mla_compression_ratios", "host_kv_data_ptrs", "host_kv_data_lens", "host_kv_item_lens", "host_state_data_ptrs",
+    "host_state_data_lens", "host_state_item_lens",
+)  # fmt: skip
+_OF_MANAGER = (
+    "kv_args", "server_args", "is_mla_backend", "is_hybrid_mla_backend", "server_socket", "_zmq_ctx", "local_ip",
+    "bootstrap_port", "pp_rank", "pp_size", "attn_tp_rank", "attn_tp_size", "attn_dp_rank", "attn_dp_size",
+    "attn_cp_rank", "attn_cp_size", "dcp_size", "system_dp_rank", "system_dp_size", "is_dummy_cp_rank",
+    "enable_all_cp_ranks_for_transfer", "request_status", "failure_records", "_kv_replica_factor",
+    "prefill_info_table", "connection_pool", "connection_lock", "addr_to_rooms_tracker", "heartbeat_failures",
+    "heartbeat_interval", "max_failures",
+)  # fmt: skip
+_OF_SENDER = (
+    "kv_mgr", "bootstrap_room", "conclude_state", "_owns_bootstrap_room", "_early_send_wait_event",
+)  # fmt: skip
+_OF_RECEIVER = (
+    "kv_mgr", "bootstrap_room", "bootstrap_addr", "bootstrap_infos", "prefill_dp_rank", "conclude_state",
+    "abort_notified", "init_time",
+)  # fmt: skip
+_OF_SERVER = (
+    "app", "prefill_port_table", "_registered_count", "dp_size", "attn_cp_size", "attn_tp_size", "pp_size",
+)  # fmt: skip
 
 PLUGIN: tuple[Interface, ...] = (
     Interface("sglang.srt.arg_groups.choices", "DISAGG_TRANSFER_BACKEND_CHOICES"),
@@ -61,7 +92,9 @@ TRANSFER: tuple[Interface, ...] = (
     Interface(_BASE, "KVPoll.Success"),
     Interface(_BASE, "KVTransferDestination.HOST"),
     Interface(_BASE, "KVTransferDestination.DEVICE"),
+    Interface(_BASE, "KVArgs", attributes=_OF_ARGS),
     Interface(_CONN, "CommonKVManager", ("args", "disaggregation_mode", "server_args", "is_mla_backend")),
+    Interface(_CONN, "CommonKVManager", attributes=_OF_MANAGER),
     Interface(_CONN, "CommonKVManager.register_to_bootstrap", ("self",)),
     Interface(_CONN, "CommonKVManager._register_topology_row", ("self", "url", "payload")),
     Interface(_CONN, "CommonKVManager.try_ensure_parallel_info", ("self", "bootstrap_addr")),
@@ -76,6 +109,7 @@ TRANSFER: tuple[Interface, ...] = (
     Interface(_CONN, "CommonKVManager.supports_host_destination"),
     Interface(_CONN, "CommonKVManager.reports_transfer_latency"),
     Interface(_CONN, "CommonKVSender", ("mgr", "bootstrap_addr", "bootstrap_room", "req_has_disagg_prefill_dp_rank")),
+    Interface(_CONN, "CommonKVSender", attributes=_OF_SENDER),
     Interface(_CONN, "CommonKVSender.init", ("self", "num_kv_indices", "aux_index")),
     Interface(_CONN, "CommonKVSender.send", ("self", "kv_indices", "state_indices", "num_kv_tokens")),
     Interface(_CONN, "CommonKVSender.pop_decode_prefix_len", ("self",)),
@@ -84,6 +118,7 @@ TRANSFER: tuple[Interface, ...] = (
     Interface(_CONN, "CommonKVSender.abort", ("self",)),
     Interface(_CONN, "CommonKVSender.clear", ("self",)),
     Interface(_CONN, "CommonKVReceiver", ("mgr", "bootstrap_addr", "bootstrap_room")),
+    Interface(_CONN, "CommonKVReceiver", attributes=_OF_RECEIVER),
     Interface(_CONN, "CommonKVReceiver.init", ("self", "prefill_dp_rank")),
     Interface(
         _CONN,
@@ -106,12 +141,14 @@ TRANSFER: tuple[Interface, ...] = (
     Interface(_CONN, "CommonKVReceiver.failure_exception", ("self",)),
     Interface(_CONN, "CommonKVReceiver.clear", ("self",)),
     Interface(_CONN, "CommonKVBootstrapServer", ("host", "port")),
+    Interface(_CONN, "CommonKVBootstrapServer", attributes=_OF_SERVER),
     Interface(_CONN, "CommonKVBootstrapServer._setup_routes", ("self",)),
     Interface(_CONN, "CommonKVBootstrapServer._handle_route_put", ("self", "request")),
     Interface(_CONN, "CommonKVBootstrapServer._handle_health_check", ("self", "request")),
     Interface(_CONN, "CommonKVBootstrapServer._is_ready", ("self",)),
     Interface(_CONN, "CommonKVBootstrapServer._run_server", ("self",)),
     Interface(_CONN, "CommonKVBootstrapServer.close", ("self",)),
+    Interface(_UTILS, "DisaggregationMode.PREFILL"),
     Interface("sglang.srt.utils.network", "NetworkAddress", ("host", "port")),
     Interface("sglang.srt.utils.network", "NetworkAddress.to_tcp", ("self",)),
     Interface("sglang.srt.environ", "envs.SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"),
@@ -155,6 +192,9 @@ def _lacks(one: Interface) -> str:
             held = inspect.getattr_static(held, part)
         except AttributeError:
             return f"there is no {part}"
+    if one.attributes:
+        never = sorted(set(one.attributes) - _of_objects(held))
+        return f"its objects have no {', '.join(never)}" if never else ""
     if not one.parameters:
         return ""
     if isinstance(held, staticmethod | classmethod):
@@ -165,3 +205,13 @@ def _lacks(one: Interface) -> str:
         return "its parameters can not be read"
     lost = [p for p in one.parameters if p not in taken]
     return f"it takes no {', '.join(lost)}" if lost else ""
+
+
+def _of_objects(held: object) -> set[str]:
+    """What the objects of a class have: names of the class, those it declares, those that its methods' code sets."""
+    names = set(dir(held))
+    for one in inspect.getmro(held) if inspect.isclass(held) else ():
+        names |= set(vars(one).get("__annotations__", ()))
+        codes: list[CodeType] = [f.__code__ for f in vars(one).values() if inspect.isfunction(f)]
+        names |= {step.argval for code in codes for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    return names
