@@ -291,6 +291,9 @@ OUTCOMES: list[tuple[str, str, dict[str, Any], Backend, str]] = [
     ("H4", "gqa8", {"nixl_plugins": set()}, Backend.NIXL, "START"),
     ("H5", "gqa8", prefill(host="127.0.0.1"), Backend.NIXL, "REQ"),
     ("H7", "gqa8", prefill(route_registered=False), Backend.NIXL, "HANG"),
+    ("H7", "gqa8", prefill(route_registered=False), Backend.MOONCAKE, "HANG"),
+    # The plugin's ranks try on for 300 s and end then; rooms fail meanwhile (tests/sglang/test_plugin_registration.py).
+    ("H7", "gqa8", prefill(route_registered=False), Backend.PDCLUSTER, "REQ"),
     ("H10", "gqa8", decode(sampling_mask=True), Backend.NIXL, "HANG"),
     ("H10", "gqa8", decode(sampling_mask=True), Backend.PDCLUSTER, "REQ"),
     ("H13", "gqa8", {"mooncake_tcp": True, "ib_device": "mlx5_0"}, Backend.MOONCAKE, "NORM"),

@@ -69,7 +69,7 @@ def h6(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 @H.rule(
     "H7",
     "Prefill is registered at its bootstrap server",
-    every(Outcome.HANG),
+    columns(Outcome.REQ, Outcome.HANG, Outcome.HANG),
     needs=("route_registered",),
     change="restart the prefill engine: it does not register again by itself",
     engines=SGLANG_ONLY,
@@ -77,8 +77,15 @@ def h6(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
 def h7(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
     if known(p.route_registered, p, "route_registered"):
         return None
+    problem = "prefill's bootstrap server does not answer /route for all of its ranks"
+    if backend is Backend.PDCLUSTER:
+        return Hit(
+            problem,
+            "wait, or see the log of the prefill engine: it says what its ranks can not reach",
+            consequence="Requests fail and say so. The ranks go on registering for 300 s, then they are unhealthy.",
+        )
     return Hit(
-        "prefill's bootstrap server does not answer /route for all of its ranks",
+        problem,
         consequence="SGLang gives up registering after five tries and stays up: every request fails, while /health "
         "stays green.",
     )
