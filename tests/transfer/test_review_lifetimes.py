@@ -4,10 +4,11 @@ was being opened, identities that are used twice, grants that nobody asked for."
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
-from kv_world import BOOTSTRAP, READY, TOKENS, Pool, Rank, World, ask, give, template, until
+from kv_world import BOOTSTRAP, READY, TOKENS, Pool, Rank, World, ask, give, handled, template, until
 
 from pdtransfer.contract.base import MemoryKind, Role
 from pdtransfer.contract.card import RankProcess
@@ -15,7 +16,7 @@ from pdtransfer.errors import LayoutMismatch, TransferError
 from pdtransfer.reach import is_dead
 from pdtransfer.session.api import EndpointConfig, PoolRegion, TransferState
 from pdtransfer.session.endpoint import RankEndpoint
-from pdtransfer.session.frames import SlotGrant
+from pdtransfer.session.frames import Abort, SlotGrant
 
 SUCCESS, FAILED = TransferState.SUCCESS, TransferState.FAILED
 SMALL = {"staging_slot_bytes": 1024, "staging_bytes": 8192}
@@ -156,3 +157,49 @@ def test_a_process_number_that_can_not_be_is_no_sign_of_death():
     mine = RankProcess(host="h", pid_namespace=1, pid=os.getpid(), started=1)
     assert is_dead(mine)  # this process began later
     assert not is_dead(mine.model_copy(update={"pid": 1 << 70}))
+
+
+def test_a_slot_that_was_filled_before_the_request_was_given_up_is_not_scattered_after_it(world: World) -> None:
+    """The pages are free at once, so that nothing may come into them any more."""
+    prefill, (decode,) = world.pair(2, 1, strategy="staged", **SMALL)
+    side = decode.endpoint._destination
+    real = side.intake.on_filled
+    given_up: list[int] = []
+
+    def on_filled(receive: Any, leg: Any, frame: Any) -> None:
+        real(receive, leg, frame)
+        if not given_up:
+            given_up.append(len(side.intake._filled))
+            side._abort((1, 0), "retracted")
+
+    side.intake.on_filled = on_filled  # type: ignore[method-assign]
+    receiver = ask(decode, 1, [1, 2])
+    for rank in prefill:
+        give(rank, 1, [3, 4])
+    assert receiver.wait(30) is FAILED and given_up == [1]  # a block was waiting for its turn
+    assert until(lambda: receiver.pages_releasable and decode.endpoint.inflight == 0)
+    handled(decode)
+    assert decode.pool.untouched([]) and not decode.endpoint.counters.get("copied_bytes{operation=scatter}")
+
+
+def test_an_abort_that_was_lost_with_its_connection_is_said_again_on_the_next_one(world: World) -> None:
+    """Or the pages would wait for a new agent, which is a minute away."""
+    (prefill,), (decode,) = world.pair()
+    receiver = ask(decode, 1, [4])
+    assert until(lambda: prefill.endpoint.asked(1) is not None)
+    hooks, lost = prefill.endpoint._wiring.hooks, []
+    real = hooks.on_frame
+
+    def on_frame(peer: Any, frame: Any) -> None:
+        if isinstance(frame, Abort) and not lost:
+            lost.append(frame)
+            peer.channel.close()
+        else:
+            real(peer, frame)
+
+    hooks.on_frame = on_frame  # type: ignore[method-assign]
+    receiver.abort("retracted")
+    assert receiver.wait(30) is FAILED and until(lambda: lost)
+    assert until(lambda: receiver.pages_releasable)
+    assert decode.endpoint.card.generation == 0 and decode.endpoint.inflight == 0
+    assert decode.endpoint.counters["quarantine_released{fence=acknowledged}"] == 1
