@@ -51,7 +51,7 @@ def begin(rank: Rank, pages: int = 1) -> Any:
 
 
 def test_a_send_that_some_decode_ranks_never_ask_for(world: World) -> None:
-    (prefill,), decode = pair(world, 1, 2, prefill=replace(LONG, waiting=0.3))
+    (prefill,), decode = pair(world, 1, 2, prefill=replace(LONG, waiting=2))  # the one that asks comes in time
     ask(decode[0], 1, [4])
     sender = give(prefill, 1, [1])
     assert sender.wait(30) is FAILED and isinstance(sender.error, DeadlineExceeded)
@@ -69,7 +69,7 @@ def test_a_request_that_the_engine_never_serves(world: World) -> None:
 
 
 def test_an_engine_that_begins_a_room_and_hands_nothing_over(world: World) -> None:
-    (prefill,), (decode,) = pair(world, prefill=replace(LONG, waiting=0.2, transfer=0.2))
+    (prefill,), (decode,) = pair(world, prefill=replace(LONG, waiting=1.5, transfer=0.2))  # it is begun in time
     receiver, sender = ask(decode, 1, [4]), begin(prefill)
     assert sender.wait(30) is FAILED and receiver.wait(30) is FAILED
     assert "handed over nothing more" in str(sender.error) and isinstance(receiver.error, DeadlineExceeded)
@@ -157,7 +157,7 @@ def test_a_receive_that_is_never_begun(world: World) -> None:
 @pytest.mark.parametrize(("strategy", "p", "d"), [("sliced", 1, 1), ("staged", 2, 1), ("split", 1, 2)])
 def test_a_receive_whose_bytes_stop_coming(world: World, strategy: str, p: int, d: int) -> None:
     forced = {} if p == d else {"strategy": strategy, **SMALL}
-    prefill, decode = pair(world, p, d, decode=replace(LONG, transfer=0.3), **forced)
+    prefill, decode = pair(world, p, d, decode=replace(LONG, transfer=1.5), **forced)  # all sources begin in time
     for rank in prefill:
         rank.agent.faults.stall_all = True
     receivers = [ask(rank, 1, [4]) for rank in decode]
