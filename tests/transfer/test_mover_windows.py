@@ -80,6 +80,7 @@ def test_one_stalled_peer_costs_only_itself():
     bench.run(300)
     assert bench.ended == [fast] and slow.in_flight == PEER_HANDLES
     assert fast.bytes_done == 8 * 4096
+    assert bench.agent.posts == PEER_HANDLES + 8  # also when only late handles are left
 
 
 def test_a_deadline_stops_new_posts_waits_to_settle_and_reports_what_did_not():
