@@ -27,14 +27,16 @@ def test_descriptors_and_copies_of_a_request(world: World, strategy: str, p: int
     pages = list(range(PAGES))
     if strategy == "staged":  # no two pages are neighbours
         random.Random(7).shuffle(pages)
-    receivers = [ask(rank, 1, pages) for rank in decode]
+    receivers, senders = [ask(rank, 1, pages) for rank in decode], []
     for rank in prefill:
         for array in rank.pool.arrays.values():
             array[:] = 1
         sender = rank.endpoint.send(room=1, tokens=PAGES * TOKENS - 1)
         sender.chunk(pages if strategy == "direct" else pages[::-1], 0, READY)
         sender.finish(b"")
+        senders.append(sender)
     assert [r.wait(60) for r in receivers] == [TransferState.SUCCESS] * d, [r.error for r in receivers]
+    assert [s.wait(60) for s in senders] == [TransferState.SUCCESS] * p  # prefill counts after it has told decode
     assert all((array == 1).all() for rank in decode for array in rank.pool.arrays.values())
 
     def total(ranks: list, name: str) -> float:
