@@ -36,8 +36,8 @@ _SHOWN = 200
         "one_visible_device",
         "use_ray",
     ),
-    change="set spec.transfer.fabric.devices to HCA names such as mlx5_0 (with a JSON object: one entry for each GPU of "
-    "a rank), and no --disaggregation-ib-device",
+    change="set spec.transfer.fabric.devices to HCA names such as mlx5_0 (with a JSON object: one entry for each GPU "
+    "of a rank), and no --disaggregation-ib-device",
     engines=SGLANG_ONLY,
 )
 def h3(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
