@@ -171,7 +171,8 @@ def test_a_drain_never_acknowledges_a_handle_that_errored(world):
     give(prefill, 1, [1])
     assert receiver.wait(30) is FAILED
     prefill.endpoint.apply_peers([])
-    assert until(lambda: not prefill.endpoint._wiring._retired)
+    handled(prefill)
+    assert until(lambda: not prefill.endpoint._wiring.peers and not prefill.endpoint._wiring._retired)
     prefill.endpoint._core.call(prefill.endpoint._source.askers._tombs.expire, time.monotonic() + 1000)
     handled(prefill)
     prefill.endpoint.apply_peers([decode.endpoint.card])
