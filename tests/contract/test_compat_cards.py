@@ -104,7 +104,9 @@ def test_equal_models_at_any_divisible_tp_fit(engine_cards: Cards, p: int, d: in
 
 
 def test_pipeline_stages_fit_by_layer_id(engine_cards: Cards) -> None:
-    assert check_cards(engine_cards(P, 2, 4), engine_cards(D, 4, 2)).verdict is Status.PASS
+    assert check_cards(engine_cards(P, 2, 4), engine_cards(D, 4, 4)).verdict is Status.PASS
+    between = check_cards(engine_cards(P, 2, 4), engine_cards(D, 4, 2)).first_failure
+    assert between and between.rule == "A8"  # SGLang's common classes map no such stages
     ours = check_cards(engine_cards(P, 2, 4), engine_cards(D, 2))
     assert ours.verdict is Status.PASS
     nixl = check_cards(engine_cards(P, 2, 4, backend="NIXL"), engine_cards(D, 2, backend="NIXL"))

@@ -204,7 +204,10 @@ def test_divisible_tp_never_fails_a_parallelism_rule_with_our_mover(
     geometry = ModelGeometry(
         attention=attention, layers=36, kv_heads=heads, head_dim=64, v_head_dim=32 if v_differs else None
     )
+    # Around the mover, SGLang's own classes map one decode stage or prefill's number only (A8).
+    engine = EngineType.SGLANG if d_stages in (1, p_stages) else EngineType.REFERENCE
     common: dict[str, Any] = {
+        "engine": engine,
         "geometry": geometry,
         "memory_kinds": frozenset(MemoryKind),
         "page_size": 16,
