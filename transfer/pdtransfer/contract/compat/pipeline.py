@@ -31,7 +31,7 @@ _PREFILL_1 = "set prefill pipelineParallelSize to 1"
     engines=SGLANG_ONLY,
 )
 def a8(p: RoleFacts, d: RoleFacts, backend: Backend) -> Hit | None:
-    """SGLang's common classes, which backend PDCluster's stand on too, map no others; the transfer module itself does."""
+    """SGLang's common classes, which backend PDCluster's stand on too, map no others; the mover itself does."""
     if d.pipeline_parallel in (1, p.pipeline_parallel):
         return None
     return Hit(f"prefill has {p.pipeline_parallel} pipeline stages, decode {d.pipeline_parallel}")
