@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from domain_told import told_of
 from domain_world import World, ready_world
 
 from pdoperator.domain.actions import EmitEvent, Memory, SetGate
@@ -37,21 +38,14 @@ def without_a_rank(w: World, *, started: float, engine_ready: bool = False, **po
     return replace(seen, pods=pods, answers={**seen.answers, pod.uid: kept})
 
 
-def told(observed: Observed, memory: Memory, w: World, kind: str) -> tuple[str, str, str]:
-    status = decide(observed, memory, w.settings).status
-    assert status is not None
-    c = next(c for c in status["conditions"] if c["type"] == kind)
-    return c["status"], c["reason"], c["message"]
-
-
 def test_a_rank_that_is_gone_is_told_by_name_at_once() -> None:
     w = ready_world()
     prefill = w.side(Role.PREFILL)[0]
     seen = without_a_rank(w, started=prefill.gate_since - 5, engine_ready=True)
     for kind in ("Ready", "PrefillReady", "PeersWired"):
-        status, reason, message = told(seen, w.memory, w, kind)
+        status, reason, message = told_of(w, seen, kind)
         assert (status, reason) == ("False", "RankLost") and prefill.name in message, kind
-    assert told(seen, w.memory, w, "DecodeReady")[1] == "WaitingForWiring"
+    assert told_of(w, seen, "DecodeReady")[1] == "WaitingForWiring"
     actions = decide(seen, w.memory, w.settings).actions
     (gate,) = [a for a in actions if isinstance(a, SetGate) and a.uid == prefill.uid]
     assert (gate.status, gate.reason) == (False, "RankLost")
@@ -64,22 +58,22 @@ def test_it_stays_told_until_the_engine_is_started_again_also_by_an_operator_tha
     fell: dict[str, Any] = {"kv_wired": "False", "kv_wired_since": w.now, "gate_reason": "RankLost"}
     still = without_a_rank(w, started=prefill.gate_since - 5, **fell)
     for memory in (w.memory, Memory()):
-        assert told(still, memory, w, "PrefillReady")[1] == "RankLost"
+        assert told_of(w, still, "PrefillReady", memory)[1] == "RankLost"
     again = without_a_rank(w, started=w.now + 1, **fell)
-    assert told(again, w.memory, w, "PrefillReady")[1] == "Loading"
+    assert told_of(w, again, "PrefillReady")[1] == "Loading"
 
 
 def test_an_engine_that_was_started_before_its_gate_fell_is_loading() -> None:
     w = ready_world()
     seen = without_a_rank(w, started=w.side(Role.PREFILL)[0].gate_since + 1)
-    assert told(seen, w.memory, w, "PrefillReady")[1] == "Loading"
+    assert told_of(w, seen, "PrefillReady")[1] == "Loading"
 
 
 def test_a_gate_that_fell_for_another_reason_names_no_lost_rank() -> None:
     w = ready_world()
     fell: dict[str, Any] = {"kv_wired": "False", "kv_wired_since": w.now, "gate_reason": "PeersUnreachable"}
     seen = without_a_rank(w, started=w.side(Role.PREFILL)[0].gate_since - 5, **fell)
-    assert told(seen, w.memory, w, "PrefillReady")[1] != "RankLost"
+    assert told_of(w, seen, "PrefillReady")[1] != "RankLost"
 
 
 def test_an_engine_that_ends_without_an_error_code_says_why_it_may() -> None:
@@ -91,7 +85,7 @@ def test_an_engine_that_ends_without_an_error_code_says_why_it_may() -> None:
         return replace(pod, ready=False, containers_ready=False, containers=(pod.containers[0], engine))
 
     pods = tuple(ended(p) if p.role == Role.PREFILL.value else p for p in seen.pods)
-    _, reason, message = told(replace(seen, pods=pods), w.memory, w, "PrefillReady")
+    _, reason, message = told_of(w, replace(seen, pods=pods), "PrefillReady")
     assert reason == "Crashing"
     assert "restarted 1 time: engine exited with 0 Completed. No error code: SGLang ends so when a process" in message
     assert message.endswith("--previous. It is loading again.")

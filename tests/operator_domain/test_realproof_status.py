@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 from domain_makers import quickstart
+from domain_told import told
 from domain_world import World
 
 from pdoperator.domain.actions import StartProbe
 from pdoperator.domain.realprobe import ProbeOutcome, ProbeResult
 from pdtransfer.contract.base import Role
+
+KIND = "KVTransferVerified"
 
 
 class Requests(World):
@@ -28,15 +31,10 @@ class Requests(World):
         return ProbeResult(probe, outcome, "no answer within 30 s", 0.25, self.now)
 
 
-def told(w: World) -> tuple[str, str, str]:
-    c = w.condition("KVTransferVerified")
-    return c["status"], c["reason"], c["message"]
-
-
 def test_a_cluster_is_ready_when_real_requests_were_served() -> None:
     w = Requests()
     w.run()
-    status, reason, message = told(w)
+    status, reason, message = told(w, KIND)
     assert (status, reason) == ("True", "Verified")
     assert message.startswith("1 prefill rank and 2 decode pods served a real request")
     assert w.condition("Ready")["status"] == "True"
@@ -55,7 +53,7 @@ def test_until_then_it_waits_for_them() -> None:
     w = Requests()
     while not w.probed:
         w.step()
-    assert told(w)[:2] == ("Unknown", "Verifying")
+    assert told(w, KIND)[:2] == ("Unknown", "Verifying")
     assert w.condition("Ready")["status"] != "True"
 
 
@@ -64,7 +62,7 @@ def test_requests_that_fail_make_it_not_ready_with_an_event_and_an_advice() -> N
     w.outcome = ProbeOutcome.TIMED_OUT
     for _ in range(30):
         w.step()
-    status, reason, message = told(w)
+    status, reason, message = told(w, KIND)
     assert (status, reason) == ("False", "RequestFailed")
     assert "no answer within 30 s" in message and "delete pod" in message
     assert w.condition("Ready")["reason"] == "RequestFailed"
@@ -79,7 +77,7 @@ def test_a_prefill_beside_a_working_one_is_named() -> None:
     w.broken, w.outcome = w.side(Role.PREFILL)[1].name, ProbeOutcome.TIMED_OUT
     for _ in range(150):
         w.step()
-    assert told(w)[:2] == ("False", "PrefillDoesNotSend") and w.broken in told(w)[2]
+    assert told(w, KIND)[:2] == ("False", "PrefillDoesNotSend") and w.broken in told(w, KIND)[2]
 
 
 def test_a_decode_beside_a_working_one_is_named() -> None:
@@ -88,7 +86,7 @@ def test_a_decode_beside_a_working_one_is_named() -> None:
     w.broken, w.outcome = w.side(Role.DECODE)[1].name, ProbeOutcome.FAILED
     for _ in range(100):
         w.step()
-    assert told(w)[:2] == ("False", "DecodeDoesNotReceive") and w.broken in told(w)[2]
+    assert told(w, KIND)[:2] == ("False", "DecodeDoesNotReceive") and w.broken in told(w, KIND)[2]
 
 
 def test_an_engine_that_the_operator_can_not_ask_leaves_the_cluster_ready_and_says_so() -> None:
@@ -96,7 +94,7 @@ def test_an_engine_that_the_operator_can_not_ask_leaves_the_cluster_ready_and_sa
     w.outcome = ProbeOutcome.UNAUTHORIZED
     for _ in range(20):
         w.step()
-    assert told(w)[:2] == ("Unknown", "CannotProbe")
+    assert told(w, KIND)[:2] == ("Unknown", "CannotProbe")
     assert w.condition("Ready")["status"] == "True"
     assert "KVTransferVerified (CannotProbe)" in w.condition("Ready")["message"]
 
@@ -104,12 +102,12 @@ def test_an_engine_that_the_operator_can_not_ask_leaves_the_cluster_ready_and_sa
 def test_an_operator_that_starts_again_proves_again_and_blames_nobody_meanwhile() -> None:
     w = Requests()
     w.run()
-    before = told(w)
+    before = told(w, KIND)
     w.restart_operator()
     w.probed.clear()
     for _ in range(5):
         w.step()
-        assert told(w) == before and w.condition("Ready")["status"] == "True"
+        assert told(w, KIND) == before and w.condition("Ready")["status"] == "True"
     assert len(w.probed) == 2  # nothing is taken over from the old process: both decodes are asked again
 
 
@@ -120,19 +118,19 @@ def test_an_operator_that_starts_again_finds_what_broke_meanwhile() -> None:
     w.outcome = ProbeOutcome.TIMED_OUT
     for _ in range(3):
         w.step()
-    assert told(w)[0] == "Unknown"
+    assert told(w, KIND)[0] == "Unknown"
     for _ in range(20):
         w.step()
-    assert told(w)[0] == "False"
+    assert told(w, KIND)[0] == "False"
 
 
 def test_a_proof_of_another_spec_is_not_held() -> None:
     w = World(quickstart())
     w.run()
-    assert told(w)[:2] == ("True", "Verified")
+    assert told(w, KIND)[:2] == ("True", "Verified")
     w.edit(quickstart(transfer__backend="NIXL"))
     w.step()
-    assert told(w)[0] == "Unknown"
+    assert told(w, KIND)[0] == "Unknown"
 
 
 def test_a_decode_that_comes_to_a_proven_cluster_does_not_undo_its_proof() -> None:
@@ -142,9 +140,9 @@ def test_a_decode_that_comes_to_a_proven_cluster_does_not_undo_its_proof() -> No
     w.probed.clear()
     for _ in range(10):
         w.step()
-        assert told(w)[0] == "True"
+        assert told(w, KIND)[0] == "True"
     assert w.side(Role.DECODE)[2].name in {p.decode.name for p in w.probed}
-    assert "3 decode pods" in told(w)[2]
+    assert "3 decode pods" in told(w, KIND)[2]
 
 
 def test_a_pod_that_leaves_is_not_probed() -> None:
@@ -156,7 +154,7 @@ def test_a_pod_that_leaves_is_not_probed() -> None:
     for _ in range(130):
         w.step()
     assert w.probed and all(p.decode.uid != gone.uid for p in w.probed)
-    assert told(w)[0] == "True"
+    assert told(w, KIND)[0] == "True"
 
 
 def test_the_interval_of_the_spec_is_the_pause_between_requests() -> None:

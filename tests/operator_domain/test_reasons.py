@@ -9,27 +9,14 @@ from typing import Any
 
 import pytest
 from domain_makers import quickstart
+from domain_told import told, told_of
 from domain_world import World
 
 import pdoperator
 from pdoperator.api.conditions import ConditionType, Reason
-from pdoperator.domain.decide import decide
-from pdoperator.domain.observed import NodeOffer, Observed
+from pdoperator.domain.observed import NodeOffer
 from pdtransfer.contract.base import Role
 from pdtransfer.contract.verdict import Verdict
-
-
-def told(w: World, kind: str) -> tuple[str, str, str]:
-    c = w.condition(kind)
-    return c["status"], c["reason"], c["message"]
-
-
-def told_of(w: World, observed: Observed, kind: str) -> tuple[str, str, str]:
-    """The condition that this very observation gives."""
-    status = decide(observed, w.memory, w.settings).status
-    assert status is not None
-    c = next(c for c in status["conditions"] if c["type"] == kind)
-    return c["status"], c["reason"], c["message"]
 
 
 def settled(**changes: Any) -> World:

@@ -6,26 +6,12 @@ from dataclasses import replace
 
 import pytest
 from domain_makers import quickstart
+from domain_told import told, told_of
 from domain_world import World, ready_world
 
-from pdoperator.domain.decide import decide
 from pdoperator.domain.links import LinkState, links_of
-from pdoperator.domain.observed import Observed
 from pdoperator.domain.view import look
 from pdtransfer.contract.base import Role
-
-
-def told(w: World, kind: str) -> tuple[str, str, str]:
-    c = w.condition(kind)
-    return c["status"], c["reason"], c["message"]
-
-
-def told_of(w: World, observed: Observed, kind: str) -> tuple[str, str, str]:
-    """The condition that this very observation gives."""
-    status = decide(observed, w.memory, w.settings).status
-    assert status is not None
-    c = next(c for c in status["conditions"] if c["type"] == kind)
-    return c["status"], c["reason"], c["message"]
 
 
 def test_a_first_launch_is_a_launch_and_no_rollout() -> None:

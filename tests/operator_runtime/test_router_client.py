@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.server
 import json
-import shutil
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+from smg_kit import smg
 
 from free_ports import free_port
 from pdoperator.domain.actions import DesiredWorker, SetWorkers
@@ -48,35 +43,16 @@ class Router:
 
 @pytest.fixture(scope="module")
 def router() -> Iterator[Router]:
-    smg = shutil.which("smg", path=str(Path(sys.executable).parent)) or shutil.which("smg")
-    if smg is None:
-        pytest.skip("smg is not installed (extra `router`)")
     servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Healthy) for _ in range(2)]
     for server in servers:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-    port = free_port()
-    process = subprocess.Popen(
-        [
-            smg, "launch", "--pd-disaggregation", "--host", "127.0.0.1", "--port", str(port),
-            "--prometheus-port", str(free_port()), "--control-plane-api-keys", f"op:op:admin:{KEY}",
-            "--health-check-interval-secs", "1", "--health-failure-threshold", "1",
-            "--health-success-threshold", "1",
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            break
-        assert time.monotonic() < deadline and process.poll() is None, "smg does not listen"
-        time.sleep(0.1)
-    urls = [f"http://127.0.0.1:{s.server_address[1]}" for s in servers]
-    yield Router(port, *urls)
-    process.terminate()
-    process.wait(60)
-    for server in servers:
-        server.shutdown()
+    checks = ("--health-check-interval-secs", "1", "--health-failure-threshold", "1", "--health-success-threshold", "1")
+    try:
+        with smg(KEY, *checks) as port:
+            yield Router(port, *(f"http://127.0.0.1:{s.server_address[1]}" for s in servers))
+    finally:
+        for server in servers:
+            server.shutdown()
 
 
 async def listed(client: RouterClient, wanted: int, seconds: float = 60.0) -> tuple[Worker, ...]:

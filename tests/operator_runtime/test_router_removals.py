@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import http.server
 import json
-import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
+from smg_kit import smg
 
-from free_ports import free_port
 from pdoperator.domain.actions import DesiredWorker, SetWorkers
 from pdoperator.domain.observed import Worker
 from pdoperator.pods.router import REMOVAL_SECONDS, RouterClient, RouterError
@@ -109,34 +105,8 @@ async def test_what_a_router_says_of_a_workers_state_is_read_or_left_alone(statu
         await client.close()
 
 
-@contextmanager
-def smg() -> Iterator[int]:
-    """The real router, as the operator starts it; its port."""
-    program = shutil.which("smg", path=str(Path(sys.executable).parent)) or shutil.which("smg")
-    if program is None:
-        pytest.skip("smg is not installed (extra `router`)")
-    port = free_port()
-    process = subprocess.Popen(
-        [
-            program, "launch", "--pd-disaggregation", "--host", "127.0.0.1", "--port", str(port),
-            "--prometheus-port", str(free_port()), "--control-plane-api-keys", f"op:op:admin:{KEY}",
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        yield port
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(60)
-
-
 async def until(client: RouterClient, wanted: Any, seconds: float = 60.0) -> tuple[Worker, ...]:
-    """The router's list as soon as `wanted` holds for it; also waits until the router listens."""
+    """The router's list as soon as `wanted` holds for it."""
     deadline = time.monotonic() + seconds
     last: Any = None
     while time.monotonic() < deadline:
@@ -153,7 +123,7 @@ async def until(client: RouterClient, wanted: Any, seconds: float = 60.0) -> tup
 async def test_the_real_router_tells_that_it_drains_what_it_was_asked_to_remove() -> None:
     """What the operator goes by. A router that was held up for the whole drain is asked again."""
     model = {"status": "ok", "model_path": "m", "served_model_name": "m"}
-    with serving(GET=(200, model)) as engine, smg() as port:
+    with serving(GET=(200, model)) as engine, smg(KEY) as port:
         client = RouterClient(port=port, deadline=30.0)
         await until(client, lambda found: found == ())
         add = SetWorkers("r", "127.0.0.1", add=(DesiredWorker(f"http://127.0.0.1:{engine.port}", "decode", None, "i"),))

@@ -93,3 +93,12 @@ class Ranks:
             wired = rank.answer()
             assert wired["wired"], wired
         return prefill, decode
+
+
+def released_by(decode: RankProcess, fence: str) -> bool:
+    """One receive's pages were given back by that fence (it is counted just after they are free)."""
+    until = time.monotonic() + 20
+    while decode.ask("counters").get(f"quarantine_released{{fence={fence}}}") != 1:
+        if time.monotonic() > until:
+            return False
+    return True

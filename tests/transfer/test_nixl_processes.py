@@ -9,7 +9,7 @@ import time
 
 import pytest
 from kv_world import PAGES
-from nixl_ranks import stop
+from nixl_ranks import released_by, stop
 
 pytestmark = pytest.mark.nixl
 SOON = {"timeouts": {"waiting": 5, "transfer": 2, "settle": 0.5, "connect": 3, "probe": 10}}
@@ -81,6 +81,7 @@ def test_a_killed_source_fails_the_receive_by_name_and_its_pages_are_free_soon(r
             break
         time.sleep(0.1)
     assert decode.ask("wait", room=1, timeout=0)["releasable"]
+    assert released_by(decode, "source_end")  # and by nothing less
 
 
 def test_a_killed_decode_fails_the_send_and_the_prefill_rank_serves_on(ranks):

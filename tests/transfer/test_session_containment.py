@@ -188,6 +188,7 @@ def test_a_connection_that_this_side_gave_up_is_no_sign_of_death(world):
     (prefill,), (decode,) = world.pair(timeouts=quick)
     (peer,) = decode.endpoint._wiring._peers.values()
     assert until(lambda: peer.channel is not None)
+    channel = peer.channel
     # The source says nothing any more (a stopped process, a cut link), but lives.
     silent, goes_on = threading.Event(), threading.Event()
     prefill.endpoint._core.call(lambda: (silent.set(), goes_on.wait(60)))
@@ -196,7 +197,7 @@ def test_a_connection_that_this_side_gave_up_is_no_sign_of_death(world):
         # It can not end the connection, nor make a new one, so this side did.
         assert until(lambda: peer.channel is None, 30)
         handled(decode)
-        assert not peer.ended_there
+        assert channel.closed_here and not peer.ended_there
     finally:
         goes_on.set()
 
