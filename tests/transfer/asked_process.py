@@ -1,8 +1,10 @@
-"""A process of a test's own that is asked and answers with JSON lines, on its stdin and stdout."""
+"""A process of a test's own that is asked and answers with JSON lines, on its stdin and on a pipe of their own: UCX
+writes its errors to stdout, from any thread and into the middle of a line."""
 
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
 import subprocess
@@ -11,28 +13,38 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ANSWER_S = 90.0
+_ANSWERS = "ASKED_PROCESS_ANSWERS"
+"""Environment variable: number of the pipe's end that answers go to."""
 
 
 class AskedProcess:
     """Starts, asks and kills the process; every answer has a deadline."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], *, quiet: bool = False) -> None:
-        """`quiet`: what it says on stderr is dropped."""
-        self.process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if quiet else None,
-            text=True,
-            env=dict(env),
-        )
+        """`quiet`: what it says on stdout and stderr is dropped."""
+        ours, its = os.pipe()
+        said = subprocess.DEVNULL if quiet else None
+        try:
+            self.process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+                text=True,
+                env={**env, _ANSWERS: str(its)},
+                pass_fds=(its,),
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(its)
         self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._read, args=(ours,), daemon=True).start()
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):  # libraries print too
+    def _read(self, answers: int) -> None:
+        with open(answers, encoding="utf-8") as lines:
+            for line in lines:
                 self._lines.put(line)
 
     def tell(self, do: str, **values: object) -> None:
@@ -61,4 +73,6 @@ class AskedProcess:
 
 def say(**answer: object) -> None:
     """In such a process: the next answer."""
-    print(json.dumps(answer), flush=True)
+    left = (json.dumps(answer) + "\n").encode()
+    while left:
+        left = left[os.write(int(os.environ[_ANSWERS]), left) :]

@@ -1,4 +1,4 @@
-"""A bare agent over real NIXL in a process of its own, for tests of NIXL itself: JSON lines on stdin and stdout.
+"""A bare agent over real NIXL in a process of its own, for tests of NIXL itself: asked by JSON lines.
 
 python nixl_target.py NAME BYTES
 """

@@ -1,4 +1,4 @@
-"""One rank in a process of its own, over real NIXL: JSON lines on stdin and stdout.
+"""One rank in a process of its own, over real NIXL: asked by JSON lines (asked_process.py).
 
 python rank_process.py ROLE TP TP_SIZE INCARNATION MEMORY TLS_DIR PAGES
 
